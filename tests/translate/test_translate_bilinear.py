@@ -115,6 +115,7 @@ def test_states_are_read_from_a_memory_map_and_left_alone(tmp_path) -> None:
     mapped = BilinearRidge((1e-3,)).fit(blocks, blocks)
     direct = BilinearRidge((1e-3,)).fit(lambda: [(x, y)], lambda: [(x, y)])
     torch.testing.assert_close(mapped.map_.left, direct.map_.left, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(mapped.validation_error_, direct.validation_error_, rtol=1e-9, atol=0)
     assert np.array_equal(stored[0], x.numpy())
 
 
