@@ -18,7 +18,8 @@ from torch import Tensor
 from statebridge.errors import FitError
 
 Blocks = Callable[[], Iterable[tuple[Tensor, Tensor]]]
-"""Each call returns a fresh iterator over pairs `[n, H, K_s, V_s]`, `[n, H, K_r, V_r]` of the same states."""
+"""Each call returns a fresh iterator over pairs `[n, H, K_s, V_s]`, `[n, H, K_r, V_r]` of the same
+states, both on the device that the fit is to run on."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -206,6 +206,10 @@ def test_a_table_is_complete_and_stays_as_it_is() -> None:
     table = ScoreTable.from_columns("xy", {"a": column})
     column[0] = 9.0
     assert table["a"].tolist() == [1.0, 2.0]
+    scores = np.array([[1.0], [2.0]])
+    direct = ScoreTable(("x", "y"), ("a",), scores)
+    scores[0] = 9.0
+    assert direct["a"].tolist() == [1.0, 2.0]
     with pytest.raises(ValueError, match="read-only"):
         table["a"][0] = 9.0
     with pytest.raises(StatebridgeError, match="no arm 'b' among a"):
