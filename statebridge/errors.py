@@ -35,7 +35,9 @@ class StateMismatch(StatebridgeError):
         self.what = what
         self.differences = dict(differences)
         self.remedy = remedy
-        fields = "; ".join(f"{name}: expected {a!r}, found {b!r}" for name, (a, b) in self.differences.items())
+        fields = "; ".join(
+            f"{name}: expected {a!r}, found {b!r}" for name, (a, b) in self.differences.items()
+        )
         super().__init__(f"{what} ({fields})." + (f" {remedy}" if remedy else ""))
 
 

@@ -1,0 +1,221 @@
+"""The state of a hybrid language model after it has read a prefix: H = (K, R, C, m).
+
+A value: nothing that happens later to the cache or model it was read from changes it, and every operation
+gives a new state. Batch is a real dimension; rows may have different lengths (left padding). Knows tensors
+and bookkeeping, no models; `statebridge.capture` reads states from models and puts them back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from statebridge.errors import StateMismatch
+from statebridge.state.bookkeeping import Bookkeeping
+from statebridge.state.layer import COMPONENTS, FIELDS, Component, LayerState
+
+if TYPE_CHECKING:
+    from typing import Self
+
+
+@dataclass(frozen=True)
+class HybridState:
+    """State of all layers of a model for a batch of prefixes.
+
+    Attributes
+    ----------
+    layers
+        One `LayerState` per decoder layer.
+    bookkeeping
+        What was read, where and by whom.
+    """
+
+    layers: tuple[LayerState, ...]
+    bookkeeping: Bookkeeping
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows B."""
+        return self.bookkeeping.batch_size
+
+    @property
+    def seen_tokens(self) -> torch.Tensor:
+        """Real tokens read by each row, int64 [B]."""
+        return self.bookkeeping.seen_tokens
+
+    def validate(self) -> Self:
+        """Check every tensor against the model's geometry and the bookkeeping; return the state itself.
+
+        Raises
+        ------
+        StateMismatch
+            When shapes, batch sizes or lengths disagree between components.
+        """
+        book = self.bookkeeping
+        differences: dict[str, tuple[object, object]] = {}
+        if len(self.layers) != len(book.model.layers):
+            differences["number of layers"] = (len(book.model.layers), len(self.layers))
+        for index, (layer, spec) in enumerate(zip(self.layers, book.model.layers, strict=False)):
+            for field, tensor in layer.tensors():
+                shape = getattr(spec, field)
+                if not shape:
+                    expected: tuple[int, ...] | None = None
+                elif FIELDS[field] == "K":
+                    expected = (book.batch_size, shape[0], book.length, shape[1])
+                else:
+                    expected = (book.batch_size, *shape)
+                if tuple(tensor.shape) != expected:
+                    differences[f"layer {index} {field}"] = (expected, tuple(tensor.shape))
+        if book.pad_mask.shape != book.token_ids.shape:
+            differences["pad_mask"] = (tuple(book.token_ids.shape), tuple(book.pad_mask.shape))
+        if book.positions is not None and book.positions.shape[-2:] != book.token_ids.shape:
+            differences["positions"] = (tuple(book.token_ids.shape), tuple(book.positions.shape))
+        if book.next_position.shape != (book.batch_size,):
+            differences["next_position"] = ((book.batch_size,), tuple(book.next_position.shape))
+        if differences:
+            raise StateMismatch("the parts of this state disagree", differences, "Capture it again.")
+        return self
+
+    @property
+    def components(self) -> frozenset[Component]:
+        """Components of which at least one tensor is present."""
+        return frozenset(FIELDS[field] for layer in self.layers for field, _ in layer.tensors())
+
+    @property
+    def missing(self) -> frozenset[Component]:
+        """Components that the model has and this state lacks in at least one layer."""
+        absent: set[Component] = set()
+        for layer, spec in zip(self.layers, self.bookkeeping.model.layers, strict=True):
+            absent |= spec.components - layer.spec.components
+        return frozenset(absent)
+
+    def nbytes(self) -> dict[Component, int]:
+        """Bytes of each component."""
+        sizes: dict[Component, int] = dict.fromkeys(COMPONENTS, 0)
+        for layer in self.layers:
+            for field, tensor in layer.tensors():
+                sizes[FIELDS[field]] += tensor.numel() * tensor.element_size()
+        return sizes
+
+    def map(self, function: Callable[[str, torch.Tensor], torch.Tensor]) -> Self:
+        """A new state with `function(field, tensor)` in place of every tensor."""
+        return dataclasses.replace(self, layers=tuple(layer.map(function) for layer in self.layers))
+
+    def clone(self) -> Self:
+        """A state with memory of its own."""
+        return self.map(lambda _, tensor: tensor.clone())
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """The state on another device or with K and C in another dtype; R keeps its dtype.
+
+        A recurrent buffer that is once given bfloat16 stays bfloat16 in the cache, so R is never cast.
+        """
+
+        def move(field: str, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(device=device, dtype=None if FIELDS[field] == "R" else dtype)
+
+        return self.map(move)
+
+    def without(self, *components: Component) -> Self:
+        """A partial state that lacks `components`, for example `without("R", "C")` for KV only."""
+        gone = frozenset(components)
+        return dataclasses.replace(self, layers=tuple(layer.without(gone) for layer in self.layers))
+
+    def select(self, rows: Sequence[int] | torch.Tensor) -> Self:
+        """The given rows, in the given order; padding that all of them share is dropped.
+
+        Raises
+        ------
+        IndexError
+            When a row does not exist.
+        """
+        index = torch.as_tensor(rows, dtype=torch.int64).reshape(-1)
+        if bool((index >= self.batch_size).any()) or bool((index < -self.batch_size).any()):
+            raise IndexError(f"rows {index.tolist()} of a state with {self.batch_size} rows")
+        index = index % self.batch_size
+        chosen = dataclasses.replace(
+            self.map(lambda _, tensor: tensor.index_select(0, index.to(tensor.device))),
+            bookkeeping=self.bookkeeping.select(index),
+        )
+        return chosen._trimmed()
+
+    def repeat(self, times: int) -> Self:
+        """Every row `times` times, copies beside each other (row order 0, 0, 1, 1, …)."""
+        return self.select(torch.arange(self.batch_size).repeat_interleave(times))
+
+    def split(self) -> list[Self]:
+        """One state per row."""
+        return [self.select([row]) for row in range(self.batch_size)]
+
+    @classmethod
+    def merge(cls, states: Iterable[HybridState]) -> HybridState:
+        """All rows of several states of one model; shorter rows are padded on the left.
+
+        Raises
+        ------
+        StateMismatch
+            When the states belong to different models or hold different components.
+        """
+        parts = list(states)
+        if not parts:
+            raise ValueError("merge needs at least one state")
+        present = [tuple(layer.spec.components for layer in part.layers) for part in parts]
+        if len(set(present)) > 1:
+            odd = next(part for part, held in zip(parts, present, strict=True) if held != present[0])
+            raise StateMismatch(
+                "these states cannot be merged",
+                {"components": (sorted(parts[0].components), sorted(odd.components))},
+                "Merge states that hold the same components.",
+            )
+        longest = max(part.bookkeeping.length for part in parts)
+        padded = [part._left_padded(longest - part.bookkeeping.length) for part in parts]
+        bookkeeping = Bookkeeping.merged([part.bookkeeping for part in padded])
+        layers = tuple(
+            LayerState(
+                **{
+                    field: torch.cat([getattr(part.layers[i], field) for part in padded])
+                    for field, _ in parts[0].layers[i].tensors()
+                }
+            )
+            for i in range(len(parts[0].layers))
+        )
+        return cls(layers, bookkeeping)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to one file, atomically (see `statebridge.state.file`)."""
+        from statebridge.state.file import save_state
+
+        save_state(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> HybridState:
+        """Read a state file and check its digest (see `statebridge.state.file`)."""
+        from statebridge.state.file import load_state
+
+        return load_state(path, device)
+
+    def _left_padded(self, slots: int) -> Self:
+        if slots == 0:
+            return self
+
+        def pad(field: str, tensor: torch.Tensor) -> torch.Tensor:
+            # only keys and values have a token axis; R and C of a row do not know about padding
+            return torch.nn.functional.pad(tensor, (0, 0, slots, 0)) if FIELDS[field] == "K" else tensor
+
+        return dataclasses.replace(self.map(pad), bookkeeping=self.bookkeeping.left_padded(slots))
+
+    def _trimmed(self) -> Self:
+        used = self.bookkeeping.pad_mask.any(0)
+        slots = int(used.int().argmax()) if bool(used.any()) else 0
+        if slots == 0:
+            return self
+
+        def trim(field: str, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[:, :, slots:].clone() if FIELDS[field] == "K" else tensor
+
+        return dataclasses.replace(self.map(trim), bookkeeping=self.bookkeeping.trimmed(slots))
