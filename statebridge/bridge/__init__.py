@@ -1,0 +1,25 @@
+"""Model pairs, the fit of a bridge, the Bridge itself and the hand-over."""
+
+from statebridge.bridge.bridge import Bridge, BridgeConfig
+from statebridge.bridge.config import PLANS, DocumentsConfig, FitConfig
+from statebridge.bridge.documents import Document, TokenWindow, load_documents, token_windows
+from statebridge.bridge.fit import fit_bridge
+from statebridge.bridge.handoff import Reply, handoff
+from statebridge.bridge.pair import ModelPair, tokenizer_digest
+
+__all__ = [
+    "PLANS",
+    "Bridge",
+    "BridgeConfig",
+    "Document",
+    "DocumentsConfig",
+    "FitConfig",
+    "ModelPair",
+    "Reply",
+    "TokenWindow",
+    "fit_bridge",
+    "handoff",
+    "load_documents",
+    "token_windows",
+    "tokenizer_digest",
+]

@@ -1,0 +1,77 @@
+"""The card of a bridge: what it connects, how it was fitted, and the scores that admitted it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from statebridge.bridge.bridge import BridgeConfig
+
+_NAMES = {"key": "keys", "value": "values", "recurrent_state": "R", "conv_state": "C"}
+
+
+def render_card(config: BridgeConfig) -> str:
+    """Markdown with a metadata head, made from a bridge's config alone."""
+    source, receiver = (model.name or model.model_type for model in (config.source, config.receiver))
+    lines = [
+        "---",
+        "library_name: statebridge",
+        "tags:",
+        "- statebridge",
+        "- state-handoff",
+        "---",
+        "",
+        f"# Bridge from {source} to {receiver}",
+        "",
+        "Translates the inference state (attention keys and values, recurrent matrices, convolution history) of",
+        "the source model into a state of the receiver, which continues without reading the prefix.",
+        "",
+        "```python",
+        "import statebridge",
+        'bridge = statebridge.Bridge.from_pretrained("<this folder>")',
+        "receiver_state = bridge(source_state)",
+        "```",
+        "",
+        f"Plan **{config.plan}** (order K, R, C; T translates, D copies).",
+        "",
+        "| | source | receiver |",
+        "|---|---|---|",
+        f"| family | {config.source.model_type} | {config.receiver.model_type} |",
+        f"| layers | {len(config.source.layers)} | {len(config.receiver.layers)} |",
+        f"| weights (sampled sha256) | `{config.source.weights[:16]}` | `{config.receiver.weights[:16]}` |",
+        "",
+    ]
+    errors = config.fit.get("errors")
+    if errors:
+        lines += [
+            "Relative tensor error on validation documents, translated and copied (0 is exact, 1 is the mean):",
+            "",
+            "| component | translated | copied |",
+            "|---|---|---|",
+            *_error_rows(errors),
+            "",
+            "Tensor error does not predict behaviour: choose a plan by the scores of an evaluation.",
+            "",
+        ]
+    settings = config.fit.get("settings")
+    if settings:
+        lines += [
+            f"Fitted on {settings['fit_documents']} documents, regularisation chosen on "
+            f"{settings['validation_documents']}, prefixes of {', '.join(map(str, settings['checkpoints']))} tokens, "
+            f"seed {settings['seed']}.",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _error_rows(errors: dict[str, dict[str, Any]]) -> list[str]:
+    rows = []
+    for field, name in _NAMES.items():
+        found = [value for key, value in errors.items() if key.endswith(f".{field}")]
+        if found:
+            cells = []
+            for kind in ("translated", "copied"):
+                values = [value[kind] for value in found if value[kind] is not None]
+                cells.append(f"{sum(values) / len(values):.3f}" if values else "shapes differ")
+            rows.append(f"| {name} | {' | '.join(cells)} |")
+    return rows

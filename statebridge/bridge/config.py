@@ -1,0 +1,72 @@
+"""Settings of a bridge fit. Defaults are the published protocol of the 4B to 9B experiments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+PLANS = ("DDD", "DDT", "DTD", "DTT", "TDD", "TDT", "TTD", "TTT")
+Plan = Literal["DDD", "DDT", "DTD", "DTT", "TDD", "TDT", "TTD", "TTT"]
+
+
+@dataclass(frozen=True)
+class DocumentsConfig:
+    """Where documents come from; anything that the `datasets` library reads.
+
+    Attributes
+    ----------
+    source
+        A text, .jsonl, .json or .parquet file, a folder of such files, or the name of a dataset on the hub,
+        which is streamed.
+    name, split, revision
+        Config name, split and revision of a hub dataset.
+    text_field, id_field
+        Columns of the text and of the identifier; without an identifier, the file name and row number.
+    window
+        "start" takes the first tokens of a document, "random" a seeded window.
+    """
+
+    source: str = "HuggingFaceFW/fineweb-edu"
+    name: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    text_field: str = "text"
+    id_field: str | None = None
+    window: Literal["start", "random"] = "start"
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """Settings of `fit_bridge`.
+
+    Attributes
+    ----------
+    documents
+        Where documents come from.
+    fit_documents, validation_documents
+        Numbers of documents; the validation ones come first in the stream, the fit ones after them.
+    checkpoints
+        Prefix lengths in tokens at which R and C are captured, each by its own one-shot prefill; K and V come
+        from the longest.
+    batch_size
+        Documents per forward pass.
+    ridge_alphas, bilinear_alphas
+        Regularisation grids, relative to the mean variance of the inputs.
+    bilinear_iterations
+        Most sweeps of the alternating R fit.
+    plan
+        Translate or copy each of K, R, C.
+    seed
+        Of the document windows.
+    """
+
+    documents: DocumentsConfig = field(default_factory=DocumentsConfig)
+    fit_documents: int = 128
+    validation_documents: int = 32
+    checkpoints: tuple[int, ...] = (128, 256, 384, 512, 640, 768, 896, 1024)
+    batch_size: int = 8
+    ridge_alphas: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    bilinear_alphas: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    bilinear_iterations: int = 10
+    plan: Plan = "TDD"
+    seed: int = 0

@@ -1,0 +1,151 @@
+"""Two models and the tokenizer they share: the source that reads, the receiver that continues."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from statebridge.capture import identity_of
+from statebridge.errors import StateMismatch, UnsupportedModel
+from statebridge.state import ModelIdentity
+
+if TYPE_CHECKING:
+    from statebridge.bridge.bridge import Bridge
+    from statebridge.bridge.handoff import Prompt, Reply
+    from statebridge.capture import Continuation
+    from statebridge.state import HybridState
+
+
+@dataclass(frozen=True)
+class ModelPair:
+    """Source, receiver and their tokenizer.
+
+    Attributes
+    ----------
+    source, receiver
+        Causal language models of transformers, in eval mode.
+    tokenizer
+        The tokenizer of both.
+    """
+
+    source: Any
+    receiver: Any
+    tokenizer: Any
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str,
+        receiver: str,
+        *,
+        dtype: str | torch.dtype = "auto",
+        device_map: Any = None,
+        source_revision: str | None = None,
+        receiver_revision: str | None = None,
+        **options: Any,
+    ) -> ModelPair:
+        """Load both models and check that their tokenizers agree.
+
+        Parameters
+        ----------
+        source, receiver
+            Folder or hub name of each model.
+        dtype, device_map, **options
+            As in transformers' `from_pretrained`; `device_map` may be a pair (source, receiver).
+        source_revision, receiver_revision
+            Revisions on the hub.
+
+        Raises
+        ------
+        StateMismatch
+            When the tokenizers differ, so that token ids of one mean nothing to the other.
+        UnsupportedModel
+            When a model cannot be loaded.
+        """
+        import transformers
+
+        if isinstance(dtype, str) and dtype != "auto":
+            dtype = _dtype(dtype)
+        maps = device_map if isinstance(device_map, (tuple, list)) else (device_map, device_map)
+        models, tokenizers = [], []
+        for name, revision, where in (
+            (source, source_revision, maps[0]),
+            (receiver, receiver_revision, maps[1]),
+        ):
+            try:
+                model = transformers.AutoModelForCausalLM.from_pretrained(
+                    name, revision=revision, dtype=dtype, device_map=where, **options
+                )
+                tokenizer = transformers.AutoTokenizer.from_pretrained(name, revision=revision)
+            except (OSError, ValueError, KeyError) as error:
+                hint = "" if Path(name).exists() else " (there is no such folder here either)"
+                raise UnsupportedModel(f"The model {name} cannot be loaded{hint}: {error}") from error
+            models.append(model.eval())
+            tokenizers.append(tokenizer)
+        require_same_tokenizer(*tokenizers)
+        return cls(models[0], models[1], tokenizers[1])
+
+    @property
+    def source_identity(self) -> ModelIdentity:
+        """Identity of the source."""
+        return identity_of(self.source)
+
+    @property
+    def receiver_identity(self) -> ModelIdentity:
+        """Identity of the receiver."""
+        return identity_of(self.receiver)
+
+    def handoff(
+        self,
+        prompt: Prompt,
+        *,
+        bridge: Bridge,
+        state: HybridState | Continuation | None = None,
+        bridge_tokens: int = 1,
+        **generation: Any,
+    ) -> Reply:
+        """Let the source read the prompt and the receiver answer; see `statebridge.bridge.handoff.handoff`."""
+        from statebridge.bridge.handoff import handoff
+
+        return handoff(self, prompt, bridge=bridge, state=state, bridge_tokens=bridge_tokens, **generation)
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """sha256 of everything that decides how a tokenizer cuts text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    # truncation and padding are call-time settings that the backend remembers
+    if backend is not None:
+        import json
+
+        content = json.loads(backend.to_str())
+        content.pop("truncation", None)
+        content.pop("padding", None)
+        text = json.dumps(content, sort_keys=True)
+    else:
+        text = repr(sorted(tokenizer.get_vocab().items()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def require_same_tokenizer(source: Any, receiver: Any) -> None:
+    """Raise `StateMismatch` when two tokenizers cut text differently."""
+    ours, theirs = tokenizer_digest(source), tokenizer_digest(receiver)
+    if ours != theirs:
+        raise StateMismatch(
+            "source and receiver have different tokenizers",
+            {
+                "tokenizer digest": (ours[:12], theirs[:12]),
+                "vocabulary size": (len(source), len(receiver)),
+            },
+            "Use two models of one family with one tokenizer.",
+        )
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnsupportedModel(f"{name!r} is no dtype of torch; use float32, bfloat16 or float16.")
+    return dtype
