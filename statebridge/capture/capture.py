@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from statebridge.capture.model import ModelProfile, backend_of, profile, text_config
+from statebridge.capture.model import backend_of, profile, text_config
 from statebridge.capture.walker import install_layer, new_cache, read_cache
 from statebridge.errors import CaptureError, StateMismatch
 from statebridge.state import Bookkeeping, HybridState
@@ -45,10 +45,9 @@ def capture(
         [B, T], 0 where `input_ids` was padded; left padding only for models with recurrent layers.
     position_ids
         Rotary positions that were given to the model, [B, T] or, for multimodal prefixes, [3, B, T]. Without
-        it, the positions of a plain forward pass: 0 … T − 1 in every row. After `generate` on a padded batch
-        pass what generate used (the running count of the mask). For a multimodal model whose prefix held
-        images, leave it out: `rope_deltas` of the model give the next position, and such keys can be
-        restored, not translated.
+        it, 0 … T − 1; a padded batch must say them, because generate counts tokens and a plain forward pass
+        slots. A prefix with images may leave them out right after its forward pass: `rope_deltas` of the
+        model then give the next position, and such keys can be restored, not translated.
     schedule
         Lengths of the forward passes, in order; one pass when left out.
     tokenizer
@@ -66,10 +65,10 @@ def capture(
     UnsupportedModel
         When the family, its cache or the transformers version cannot be captured exactly.
     """
-    facts = profile(model)
-    layers = read_cache(cache, facts.identity.layers)
-    book = _bookkeeping(model, facts, input_ids, attention_mask, position_ids, schedule, tokenizer)
-    state = HybridState(layers, book)
+    book = bookkeeping_for(
+        model, input_ids, attention_mask, position_ids, schedule=schedule, tokenizer=tokenizer
+    )
+    state = HybridState(read_cache(cache, book.model.layers), book)
     try:
         return state.validate()
     except StateMismatch as error:
@@ -112,6 +111,17 @@ def restore(
         "Restore it into the model it was captured from, or translate it with a bridge.",
     )
     state.validate()
+    without_keys = [
+        i
+        for i, (layer, spec) in enumerate(zip(state.layers, facts.identity.layers, strict=True))
+        if spec.key and layer.key is None
+    ]
+    if without_keys and "K" in state.components:
+        raise StateMismatch(
+            "this state has keys in some attention layers only, and one mask cannot serve both",
+            {"layers without K": ([], without_keys)},
+            "Leave K out of every layer or of none.",
+        )
     if state.missing and not allow_partial:
         raise StateMismatch(
             "this state is partial",
@@ -125,25 +135,40 @@ def restore(
         )
     cache = new_cache(model)
     for index, layer in enumerate(state.layers):
-        install_layer(cache, index, layer, facts.devices[index], facts.dtypes[index], differentiable)
+        install_layer(
+            cache,
+            index,
+            layer,
+            facts.identity.layers[index],
+            facts.devices[index],
+            facts.dtypes[index],
+            differentiable,
+        )
     return cache
 
 
-def _bookkeeping(
+def bookkeeping_for(
     model: Any,
-    facts: ModelProfile,
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor | None,
     position_ids: torch.Tensor | None,
-    schedule: tuple[int, ...] | None,
-    tokenizer: str,
+    *,
+    schedule: tuple[int, ...] | None = None,
+    tokenizer: str = "",
 ) -> Bookkeeping:
-    if input_ids.ndim != 2 or input_ids.shape[1] == 0:
+    """Bookkeeping of a prefix, from what was given to the model; arguments as in `capture`.
+
+    Raises
+    ------
+    CaptureError
+        When the arguments disagree, or padding has gone into R and C.
+    """
+    facts = profile(model)
+    if input_ids.ndim != 2 or input_ids.numel() == 0 or input_ids.is_floating_point():
         raise CaptureError(
-            f"input_ids must be [B, T] with at least one token, found {tuple(input_ids.shape)}."
+            f"input_ids must be integers [B, T] with at least one token, found {tuple(input_ids.shape)}."
         )
     ids = input_ids.detach().to("cpu", torch.int64, copy=True)
-    length = ids.shape[1]
     mask = torch.ones_like(ids, dtype=torch.bool)
     if attention_mask is not None:
         if attention_mask.shape != ids.shape:
@@ -152,14 +177,28 @@ def _bookkeeping(
                 "pass the two-dimensional mask over all tokens read."
             )
         mask = attention_mask.detach().to("cpu").bool().clone()
-    check_padding(
-        mask, recurrent=bool(facts.rule.recurrent_axes or facts.rule.conv_layout(text_config(model)))
-    )
-    if schedule is not None and sum(schedule) != length:
+    _check_padding(mask, facts.recurrent)
+    length = ids.shape[1]
+    if schedule is None:
+        schedule = (length,)
+    if sum(schedule) != length:
         raise CaptureError(
             f"The schedule {schedule} adds up to {sum(schedule)}, but {length} tokens were read."
         )
-    positions, next_position = _positions(model, ids, position_ids)
+    if position_ids is not None:
+        positions = _given_positions(position_ids, ids)
+        largest = positions if positions.ndim == 2 else positions.amax(0)
+        next_position = largest.masked_fill(~mask, -1).amax(-1) + 1
+    elif (deltas := _rope_deltas(model, ids)) is not None:
+        positions, next_position = None, mask.sum(-1) + deltas
+    elif bool(mask.all()) or facts.identity.rope is None:
+        positions = torch.arange(length).repeat(ids.shape[0], 1)
+        next_position = positions[:, -1] + 1
+    else:
+        raise CaptureError(
+            "Rotary positions of a padded prefix depend on who ran it: pass position_ids, which are "
+            "`(mask.cumsum(-1) - 1).clamp(min=0)` after generate and 0 … T − 1 after a plain forward pass."
+        )
     return Bookkeeping(
         token_ids=ids,
         pad_mask=mask,
@@ -167,21 +206,14 @@ def _bookkeeping(
         next_position=next_position,
         model=facts.identity,
         tokenizer=tokenizer,
-        schedule=schedule if schedule is not None else (length,),
+        schedule=tuple(schedule),
         conv_layout=facts.rule.conv_layout(text_config(model)),
         recurrent_axes=facts.rule.recurrent_axes,
         backend=backend_of(model),
     )
 
 
-def check_padding(mask: torch.Tensor, recurrent: bool) -> None:
-    """Refuse padding that has gone into R and C, or rows without a token.
-
-    Raises
-    ------
-    CaptureError
-        When a row has no token, or a model with recurrent layers read padding after tokens.
-    """
+def _check_padding(mask: torch.Tensor, recurrent: bool) -> None:
     if not bool(mask.any(1).all()):
         raise CaptureError("A row of the batch holds no token at all; leave it out.")
     after_token = mask.int().diff(dim=1).lt(0).any(1)
@@ -193,34 +225,37 @@ def check_padding(mask: torch.Tensor, recurrent: bool) -> None:
         )
 
 
-def _positions(
-    model: Any, ids: torch.Tensor, position_ids: torch.Tensor | None
-) -> tuple[torch.Tensor | None, torch.Tensor]:
-    batch, length = ids.shape
-    if position_ids is not None:
-        positions = position_ids.detach().to("cpu", torch.int64)
-        if positions.ndim == 3 and positions.shape[0] == 4:
-            positions = positions[1:]  # text positions first, then time, height, width
-        if (
-            positions.shape[-1] != length
-            or positions.ndim not in (2, 3)
-            or (positions.ndim == 3 and positions.shape[0] != 3)
-        ):
-            raise CaptureError(
-                f"position_ids {tuple(position_ids.shape)} do not fit input_ids {tuple(ids.shape)}; "
-                "pass [B, T], or [3, B, T] for a multimodal prefix."
-            )
-        positions = positions.expand(*positions.shape[:-2], batch, length).clone()
-        largest = positions if positions.ndim == 2 else positions.amax(0)
-        return positions, largest.amax(-1) + 1
-    deltas = getattr(getattr(model, "model", None), "rope_deltas", None)
-    if isinstance(deltas, torch.Tensor) and bool((deltas != 0).any()):
-        deltas = deltas.detach().to("cpu", torch.int64).reshape(-1)
-        if deltas.numel() != batch:
-            raise CaptureError(
-                f"The model's rope_deltas are of {deltas.numel()} rows, the cache of {batch}: they are stale. "
-                "Capture right after the forward pass, or pass position_ids."
-            )
-        return None, length + deltas
-    positions = torch.arange(length).expand(batch, length).clone()
-    return positions, positions[:, -1] + 1
+def _given_positions(position_ids: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    positions = position_ids.detach().to("cpu", torch.int64)
+    if positions.ndim == 3 and positions.shape[0] == 4:
+        positions = positions[1:]  # text positions first, then time, height, width
+    fits = positions.ndim == 2 or (positions.ndim == 3 and positions.shape[0] == 3)
+    if not fits or positions.shape[-1] != ids.shape[1] or positions.shape[-2] not in (1, ids.shape[0]):
+        raise CaptureError(
+            f"position_ids {tuple(position_ids.shape)} do not fit input_ids {tuple(ids.shape)}; "
+            "pass [B, T], or [3, B, T] for a multimodal prefix."
+        )
+    return positions.expand(*positions.shape[:-2], *ids.shape).clone()
+
+
+def _rope_deltas(model: Any, ids: torch.Tensor) -> torch.Tensor | None:
+    """Offset of the next position of each row that holds images or videos, int64 [B]; None for plain text.
+
+    The model keeps the offsets of its latest multimodal prompt on itself, also while it reads plain text
+    afterwards, so they are believed only for rows with vision tokens and within what those can cause.
+    """
+    kinds = [getattr(model.config, name, None) for name in ("image_token_id", "video_token_id")]
+    vision = torch.isin(ids, torch.tensor([kind for kind in kinds if kind is not None], dtype=torch.int64))
+    if not bool(vision.any()):
+        return None
+    kept = getattr(getattr(model, "model", None), "rope_deltas", None)
+    deltas = kept.detach().to("cpu", torch.int64).reshape(-1) if isinstance(kept, torch.Tensor) else None
+    if deltas is None or deltas.shape[0] != ids.shape[0]:
+        deltas = torch.ones(ids.shape[0], dtype=torch.int64)  # images never move positions forward
+    deltas = deltas.masked_fill(~vision.any(-1), 0)
+    if bool(((deltas > 0) | (-deltas >= vision.sum(-1).clamp(min=1))).any()):
+        raise CaptureError(
+            "The model's rope_deltas are not of this prefix; capture right after its forward pass, or pass "
+            "position_ids [3, B, T]."
+        )
+    return deltas

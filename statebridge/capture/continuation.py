@@ -6,14 +6,15 @@ Every result reports how many prefix tokens the model processed, counted at its 
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 
-from statebridge.capture.capture import check_padding, restore
-from statebridge.capture.model import backend_of, cache_keyword, cache_of, profile, text_config
+from statebridge.capture.capture import bookkeeping_for, restore
+from statebridge.capture.model import cache_keyword, cache_of, identity_of, profile
 from statebridge.capture.tokens import TokenCount, count_tokens
 from statebridge.capture.walker import new_cache, read_cache
 from statebridge.errors import CaptureError
@@ -36,6 +37,8 @@ class Continuation:
         Tokens per row that the model read, counted at its embedding: the new ones, and those of the prefix.
     missing
         Components that a partial state left uninitialised.
+    differentiable
+        Whether gradients pass through the cache; further continuations then keep their graph too.
     """
 
     logits: torch.Tensor
@@ -44,6 +47,7 @@ class Continuation:
     new_tokens_processed: int
     prefix_tokens_processed: int
     missing: frozenset[str] = frozenset()
+    differentiable: bool = False
 
     def state(self) -> HybridState:
         """Capture the state as it is now."""
@@ -97,29 +101,13 @@ def prefill(
         `logits` [B, 1, vocab] of the last token; `.state()` captures the state. Its
         `prefix_tokens_processed` is 0 because all tokens read here are new.
     """
-    facts = profile(model)
-    ids = input_ids.detach().to("cpu", torch.int64)
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    if attention_mask is not None:
-        mask = attention_mask.detach().to("cpu").bool()
-    layout = facts.rule.conv_layout(text_config(model))
-    check_padding(mask, recurrent=bool(layout))
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
-    book = Bookkeeping(
-        token_ids=ids.clone(),
-        pad_mask=mask.clone(),
-        positions=positions,
-        next_position=positions[:, -1] + 1,
-        model=facts.identity,
-        tokenizer=tokenizer,
-        schedule=(ids.shape[1],),
-        conv_layout=layout,
-        recurrent_axes=facts.rule.recurrent_axes,
-        backend=backend_of(model),
-    )
-    cache = new_cache(model)
-    logits, count = _forward(model, cache, ids, book, positions, logits_to_keep=1)
-    return Continuation(logits, cache, book, count.per_row, count.prefix_tokens(ids.shape[1]))
+    book = bookkeeping_for(model, input_ids, mask, positions, tokenizer=tokenizer)
+    live = Continuation(torch.empty(0), new_cache(model), book, 0, 0)
+    live.logits, count = _forward(model, live, book.token_ids, positions, last_only=True)
+    live.new_tokens_processed = count.per_row
+    return live
 
 
 def continue_from(
@@ -158,24 +146,20 @@ def continue_from(
     CaptureError
         When `next_ids` is empty or has another number of rows than the state.
     """
-    book = state.bookkeeping
-    _check_next(next_ids, book)
-    if isinstance(state, Continuation):
-        cache, missing = state.cache, state.missing
-    else:
-        cache = restore(state, model, allow_partial=allow_partial, differentiable=differentiable)
-        missing = frozenset(state.missing)
+    next_ids = _checked(next_ids, state.bookkeeping)
+    live = _resumed(model, state, allow_partial, differentiable)
     widths = [1] * next_ids.shape[1] if profile(model).rule.single_step else [next_ids.shape[1]]
     logits, processed = [], 0
-    for piece in next_ids.split(widths, dim=1):
-        positions = book.next_position[:, None] + torch.arange(piece.shape[1])
-        book = book.extended(piece)
-        piece_logits, count = _forward(model, cache, piece, book, positions, int(last_logits_only))
+    for piece in torch.split(next_ids, widths, dim=1):
+        positions = live.bookkeeping.next_position[:, None] + torch.arange(piece.shape[1])
+        live.bookkeeping = live.bookkeeping.extended(piece)
+        piece_logits, count = _forward(model, live, piece, positions, last_only=last_logits_only)
         logits.append(piece_logits)
         processed += count.per_row
-    new = next_ids.shape[1]
-    joined = logits[-1] if last_logits_only or len(logits) == 1 else torch.cat(logits, dim=1)
-    return Continuation(joined, cache, book, processed, max(processed - new, 0), missing)
+    live.logits = logits[-1] if last_logits_only or len(logits) == 1 else torch.cat(logits, dim=1)
+    live.new_tokens_processed = processed
+    live.prefix_tokens_processed = max(processed - next_ids.shape[1], 0)
+    return live
 
 
 def generate_from(
@@ -214,34 +198,25 @@ def generate_from(
     StateMismatch
         When the state does not belong to the model.
     """
-    book = state.bookkeeping
-    _check_next(next_ids, book)
-    for name in (
-        "cache_implementation",
-        "past_key_values",
-        "cache",
-        "assistant_model",
-        "prompt_lookup_num_tokens",
-    ):
-        if options.get(name) is not None:
-            raise CaptureError(
-                f"The option {name} needs a cache that can be replaced or rolled back; leave it out."
-            )
+    next_ids = _checked(next_ids, state.bookkeeping)
+    config = options.get("generation_config") or model.generation_config
+    _check_options(options, config)
+    if "K" in state.missing:
+        raise CaptureError(
+            "generate reads a prefix without K again; use continue_from for a state without K."
+        )
     read_before = 0
     if profile(model).rule.single_step and next_ids.shape[1] > 1:
         live = continue_from(model, state, next_ids[:, :-1], allow_partial=allow_partial)
-        state, book, next_ids = live.state(), live.bookkeeping, next_ids[:, -1:]
-        read_before = live.new_tokens_processed
-    config = options.get("generation_config", model.generation_config)
+        state, next_ids, read_before = live.state(), next_ids[:, -1:], live.new_tokens_processed
     beams = options.get("num_beams", config.num_beams) or 1
     returned = options.get("num_return_sequences", config.num_return_sequences) or 1
-    width = max(beams, returned) if beams > 1 or returned > 1 else 1
     # generate expands ids and mask to one row per beam, but leaves a given cache as it is
-    cache = restore(state.repeat(width) if width > 1 else state, model, allow_partial=allow_partial)
+    cache = restore(state.repeat(max(beams, returned)), model, allow_partial=allow_partial)
+    grown = state.bookkeeping.extended(next_ids)
+    # generate slices off the positions of the new tokens, so old ones that are not known may be anything
+    positions = grown.next_position[:, None] - torch.arange(grown.length, 0, -1)
     device = model.get_input_embeddings().weight.device
-    grown = book.extended(next_ids)
-    keyword = {cache_keyword(model): cache}
-    positions = _all_positions(book, grown)
     options.setdefault("return_dict_in_generate", True)
     with count_tokens(model) as count:
         output = model.generate(
@@ -249,49 +224,84 @@ def generate_from(
             attention_mask=grown.pad_mask.long().to(device),
             position_ids=positions.to(device),
             use_cache=True,
-            **keyword,
+            **{cache_keyword(model): cache},
             **options,
         )
     sequences = output if isinstance(output, torch.Tensor) else output.sequences
-    new_ids = sequences[:, grown.length :]
-    # the last generated token is never read; a finished beam may end earlier
-    meant = next_ids.shape[1] + max(count.forward_passes - 1, 0)
-    return Generation(new_ids, output, read_before + count.per_row, count.prefix_tokens(meant))
+    # after the given tokens, every pass reads the one token that it has just produced
+    reread = max(count.passes[0] - next_ids.shape[1], 0) + sum(n - 1 for n in count.passes[1:])
+    return Generation(sequences[:, grown.length :], output, read_before + count.per_row, reread)
 
 
-def _check_next(next_ids: torch.Tensor, book: Bookkeeping) -> None:
+def _checked(next_ids: torch.Tensor, book: Bookkeeping) -> torch.Tensor:
+    """`next_ids` as int64 [B, N] on the CPU."""
     if next_ids.ndim != 2 or next_ids.shape[0] != book.batch_size or next_ids.shape[1] == 0:
         raise CaptureError(
             f"next_ids {tuple(next_ids.shape)} must be [{book.batch_size}, N] with at least one token a row."
         )
+    if next_ids.is_floating_point():
+        raise CaptureError(f"next_ids must be integers, found {next_ids.dtype}.")
+    return next_ids.detach().to("cpu", torch.int64)
 
 
-def _all_positions(book: Bookkeeping, grown: Bookkeeping) -> torch.Tensor:
-    """Positions [B, T + N] for `generate`, which slices off the new ones; unknown old ones are counted back."""
-    if grown.positions is not None and grown.positions.ndim == 2:
-        return grown.positions
-    return grown.next_position[:, None] - torch.arange(grown.length, 0, -1)
+def _check_options(options: dict[str, Any], config: Any) -> None:
+    for name in ("input_ids", "inputs", "inputs_embeds", "attention_mask", "position_ids"):
+        if name in options:
+            raise CaptureError(f"The option {name} follows from the state; leave it out.")
+    for name in (
+        "cache",
+        "past_key_values",
+        "cache_implementation",
+        "assistant_model",
+        "prompt_lookup_num_tokens",
+        "prefill_chunk_size",
+    ):
+        if options.get(name, getattr(config, name, None)) is not None:
+            raise CaptureError(f"The option {name} needs a cache of its own or a roll-back; leave it out.")
+    if not options.pop("use_cache", True):
+        raise CaptureError("use_cache=False would read the prefix again; leave it out.")
+
+
+def _resumed(
+    model: Any, state: HybridState | Continuation, allow_partial: bool, differentiable: bool
+) -> Continuation:
+    """A continuation that has read nothing new yet: the given one's cache, or a fresh one for a state."""
+    if isinstance(state, HybridState):
+        cache = restore(state, model, allow_partial=allow_partial, differentiable=differentiable)
+        return Continuation(
+            torch.empty(0), cache, state.bookkeeping, 0, 0, frozenset(state.missing), differentiable
+        )
+    state.bookkeeping.model.require(
+        identity_of(model),
+        "this continuation is of another model, or its weights have changed",
+        "Continue with the model that began it.",
+    )
+    if "K" not in state.missing and state.cache.get_seq_length() != state.bookkeeping.length:
+        raise CaptureError(
+            f"The continuation's cache holds {state.cache.get_seq_length()} tokens, its bookkeeping "
+            f"{state.bookkeeping.length}: it was changed elsewhere. Continue from a state instead."
+        )
+    return dataclasses.replace(state)
 
 
 def _forward(
-    model: Any,
-    cache: DynamicCache,
-    new_ids: torch.Tensor,
-    grown: Bookkeeping,
-    positions: torch.Tensor,
-    logits_to_keep: int,
+    model: Any, live: Continuation, new_ids: torch.Tensor, positions: torch.Tensor, *, last_only: bool
 ) -> tuple[torch.Tensor, TokenCount]:
+    """Logits of `new_ids`, which the bookkeeping of `live` already includes; its cache grows in place."""
     device = model.get_input_embeddings().weight.device
-    with count_tokens(model) as count:
+    # a mask over the new tokens alone would be accepted and silently wrong; without K there is no old slot
+    masked = live.bookkeeping.padded and "K" not in live.missing
+    grad = live.differentiable and torch.is_grad_enabled()
+    # out of inference mode, whose tensors could not be written to in a later pass outside it
+    with count_tokens(model) as count, torch.inference_mode(False), torch.set_grad_enabled(grad):
         output = model(
             input_ids=new_ids.to(device),
-            # a mask over the new tokens alone would be accepted and silently wrong
-            attention_mask=grown.pad_mask.long().to(device) if grown.padded else None,
+            attention_mask=live.bookkeeping.pad_mask.long().to(device) if masked else None,
             position_ids=positions.to(device),
             use_cache=True,
-            logits_to_keep=logits_to_keep,
-            **{cache_keyword(model): cache},
+            logits_to_keep=int(last_only),
+            **{cache_keyword(model): live.cache},
         )
-    if cache_of(output) is not cache:
+    if cache_of(output) is not live.cache:
         raise CaptureError("The model replaced the cache it was given, so its state cannot be followed.")
     return output.logits, count

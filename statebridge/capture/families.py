@@ -137,6 +137,8 @@ def rule_for(config: Any, recurrent: bool) -> FamilyRule:
         For a refused family, or a recurrent one without a rule.
     """
     name = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{name} is an encoder-decoder model; only decoders have such a state.")
     if name in REFUSED:
         raise UnsupportedModel(
             f"{name} is not supported: {REFUSED[name]}. Use one of: {', '.join(sorted(FAMILIES))}."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import inspect
+import itertools
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ import transformers
 from packaging.version import Version
 
 from statebridge.capture.families import FamilyRule, rule_for
-from statebridge.capture.walker import layer_parts, new_cache
+from statebridge.capture.walker import check_cache, layer_parts, new_cache
 from statebridge.errors import UnsupportedModel
 from statebridge.state import LayerSpec, LayerState, ModelIdentity, RopeSpec
 
@@ -47,6 +48,11 @@ class ModelProfile:
     dtypes: tuple[dict[str, torch.dtype], ...]
     devices: tuple[torch.device | None, ...]
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether any layer folds tokens into R or C, where padding cannot be told apart any more."""
+        return any(spec.kind in ("recurrent", "hybrid") for spec in self.identity.layers)
+
 
 _profiles: weakref.WeakKeyDictionary[torch.nn.Module, tuple[object, ModelProfile]] = (
     weakref.WeakKeyDictionary()
@@ -55,6 +61,8 @@ _profiles: weakref.WeakKeyDictionary[torch.nn.Module, tuple[object, ModelProfile
 
 def profile(model: Any) -> ModelProfile:
     """Measure `model`, or return what was measured while its weights have not changed.
+
+    A change made through `parameter.data` moves no version counter and is not seen.
 
     Raises
     ------
@@ -91,8 +99,8 @@ def cache_keyword(model: Any) -> str:
 
 
 def cache_of(output: Any) -> Any:
-    """The cache in a model output, under its old or its new name."""
-    return output.cache if "cache" in output else output.past_key_values
+    """The cache in a model output, under its old or its new name; None without one."""
+    return output.get("cache", output.get("past_key_values"))
 
 
 def backend_of(model: Any) -> tuple[tuple[str, str], ...]:
@@ -116,9 +124,10 @@ def _version(package: str) -> str:
 
 
 def _fingerprint(model: Any) -> object | None:
-    """Addresses and version counters of all weights; None when they are not tracked."""
+    """Addresses and version counters of weights and rotary buffers; None when they are not tracked."""
     try:
-        return tuple((p.data_ptr(), p._version, p.dtype, p.device) for p in model.parameters())
+        tensors = itertools.chain(model.parameters(), model.buffers())
+        return tuple((t.data_ptr(), t._version, t.dtype, t.device) for t in tensors)
     except RuntimeError:  # inference tensors keep no version counter
         return None
 
@@ -126,24 +135,14 @@ def _fingerprint(model: Any) -> object | None:
 def _measure(model: Any) -> ModelProfile:
     config = text_config(model)
     rule_for(config, recurrent=False)  # a refused family is named before anything runs
-    cache = new_cache(model)
-    device = model.get_input_embeddings().weight.device
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            token = torch.zeros(1, 1, dtype=torch.int64, device=device)
-            # explicit positions keep a multimodal model from storing rope deltas
-            output = model(
-                input_ids=token, position_ids=token, use_cache=True, **{cache_keyword(model): cache}
-            )
-    finally:
-        model.train(training)
-    cache = cache_of(output)
+    weights = _weights_digest(model)
+    cache = cache_of(_probe(model))
+    if cache is None:
+        raise UnsupportedModel(f"{config.model_type} returns no cache, so its state cannot be read.")
+    check_cache(cache)
     parts = [LayerState(**layer_parts(layer)) for layer in cache.layers]
     specs = tuple(part.spec for part in parts)
-    recurrent = any(spec.kind in ("recurrent", "hybrid") for spec in specs)
-    rule = rule_for(config, recurrent)
+    rule = rule_for(config, recurrent=any(spec.kind in ("recurrent", "hybrid") for spec in specs))
     if not any(spec.key for spec in specs):
         raise UnsupportedModel(f"{config.model_type} has no attention layer, so its cache counts no tokens.")
     return ModelProfile(
@@ -152,7 +151,7 @@ def _measure(model: Any) -> ModelProfile:
             vocab_size=int(config.vocab_size),
             layers=specs,
             rope=_rope(model, config),
-            weights=_weights_digest(model),
+            weights=weights,
             name=str(getattr(model.config, "_name_or_path", "") or ""),
             revision=str(getattr(model.config, "_commit_hash", "") or ""),
         ),
@@ -162,25 +161,47 @@ def _measure(model: Any) -> ModelProfile:
     )
 
 
+def _probe(model: Any) -> Any:
+    """Output of `model` after one token, read into a fresh cache in eval mode."""
+    cache = new_cache(model)
+    token = torch.zeros(1, 1, dtype=torch.int64, device=model.get_input_embeddings().weight.device)
+    modes = {module: module.training for module in model.modules()}
+    model.eval()  # gradient checkpointing would otherwise switch the cache off
+    try:
+        with torch.no_grad():
+            # explicit positions keep a multimodal model from storing rope deltas
+            return model(input_ids=token, position_ids=token, use_cache=True, **{cache_keyword(model): cache})
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
 def expected_layers(model: Any) -> tuple[LayerSpec, ...]:
     """Geometry of the model's state, one entry per layer."""
     return profile(model).identity.layers
 
 
 def _rope(model: Any, config: Any) -> RopeSpec | None:
-    decoder = model.get_decoder()
-    for module in decoder.modules():
+    parameters = getattr(config, "rope_parameters", None) or {}
+    found = set()
+    for module in model.get_decoder().modules():
         frequencies = getattr(module, "inv_freq", None)
         if isinstance(frequencies, torch.Tensor):
-            parameters = getattr(config, "rope_parameters", None) or {}
-            pairs = int(frequencies.numel())
-            return RopeSpec(
+            spec = RopeSpec(
                 inv_freq=tuple(float(x) for x in frequencies.float().cpu()),
                 attention_scaling=float(getattr(module, "attention_scaling", 1.0)),
-                axis=_mrope_axes(getattr(module, "mrope_section", None), pairs),
+                axis=_mrope_axes(getattr(module, "mrope_section", None), int(frequencies.numel())),
                 rope_type=str(parameters.get("rope_type", "default")),
             )
-    return None
+            found.add(spec)
+    if len(found) > 1:
+        raise UnsupportedModel(f"{config.model_type} has {len(found)} different rotary embeddings, not one.")
+    if any(spec.rope_type == "dynamic" for spec in found):
+        raise UnsupportedModel(
+            f"{config.model_type} with dynamic rotary scaling keeps frequencies that depend on what it read "
+            "before, outside any cache; use another rope_type."
+        )
+    return found.pop() if found else None
 
 
 def _mrope_axes(section: list[int] | None, pairs: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,14 +16,14 @@ import torch
 
 @dataclass
 class TokenCount:
-    """Tokens per row that passed the input embedding, summed over forward passes."""
+    """Tokens per row that passed the input embedding in each forward pass."""
 
-    per_row: int = 0
-    forward_passes: int = 0
+    passes: list[int] = field(default_factory=list)
 
-    def prefix_tokens(self, new: int) -> int:
-        """Tokens read beyond the `new` ones per row that were meant to be read; 0 in a true hand-over."""
-        return max(self.per_row - new, 0)
+    @property
+    def per_row(self) -> int:
+        """Tokens per row, all passes together."""
+        return sum(self.passes)
 
 
 @contextlib.contextmanager
@@ -32,8 +32,7 @@ def count_tokens(model: Any) -> Iterator[TokenCount]:
     count = TokenCount()
 
     def see(module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        count.per_row += int(output.shape[-2])
-        count.forward_passes += 1
+        count.passes.append(int(output.shape[-2]))
 
     handle = model.get_input_embeddings().register_forward_hook(see)
     try:

@@ -10,6 +10,7 @@ cloned on the way in and on the way out.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ def check_cache(cache: Any) -> None:
         }
         reason = reasons.get(type(cache).__name__, "its layout is not one this library reads")
         raise UnsupportedModel(f"A {name} cannot be captured: {reason}. Use a DynamicCache.")
+    if cache.offloading:
+        raise UnsupportedModel("An offloaded DynamicCache cannot be captured: it moves layers as it goes.")
     for index, layer in enumerate(cache.layers):
         kind = type(layer)
         if kind not in (*_ATTENTION, *_RECURRENT, DummyLayer, *DIFFERENTIABLE.values()):
@@ -131,6 +134,7 @@ def install_layer(
     cache: DynamicCache,
     index: int,
     state: LayerState,
+    spec: LayerSpec,
     device: torch.device | None,
     dtypes: dict[str, torch.dtype],
     differentiable: bool,
@@ -144,7 +148,10 @@ def install_layer(
     index
         The layer.
     state
-        Tensors to install; parts that are None stay uninitialised.
+        Tensors to install; parts that are None stay uninitialised, except that R without C, or C without R,
+        begins at zero, which is what a model that has read nothing holds.
+    spec
+        What the model keeps in this layer.
     device, dtypes
         Where the model wants the layer's tensors and in which dtype it caches each field. R keeps its own
         dtype, because the first tensor a recurrent buffer is given pins it.
@@ -154,6 +161,15 @@ def install_layer(
     if differentiable and type(cache.layers[index]) in DIFFERENTIABLE:
         cache.layers[index] = DIFFERENTIABLE[type(cache.layers[index])]()
     layer = cache.layers[index]
+    held = state.recurrent_state if state.conv_state is None else state.conv_state
+    if held is not None:
+        # some kernels (Jamba's) cannot start with one of the two
+        blank = {
+            field: held.new_zeros((held.shape[0], *getattr(spec, field)), dtype=dtypes[field])
+            for field in ("conv_state", "recurrent_state")
+            if getattr(spec, field) and getattr(state, field) is None
+        }
+        state = dataclasses.replace(state, **blank)
 
     def placed(field: str, tensor: torch.Tensor) -> torch.Tensor:
         dtype = tensor.dtype if field == "recurrent_state" else dtypes.get(field, tensor.dtype)

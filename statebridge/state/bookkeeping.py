@@ -82,8 +82,8 @@ class Bookkeeping:
 
     @property
     def rope_deltas(self) -> torch.Tensor:
-        """Offset between the next position and the number of slots, int64 [B]; 0 for plain text."""
-        return self.next_position - self.length
+        """Offset between the next position and the tokens seen, int64 [B]; 0 for text counted from 0."""
+        return self.next_position - self.seen_tokens
 
     @property
     def token_digests(self) -> tuple[str, ...]:
