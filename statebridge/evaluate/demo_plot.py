@@ -1,0 +1,78 @@
+"""The demo's picture: time to the first token, likelihood of the true continuation, bytes moved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # no screen is needed to save a picture
+
+import matplotlib.pyplot as plt
+
+from statebridge.evaluate.demo import DemoResult
+
+_INK, _MUTED, _GOOD, _BAD = "#1f2933", "#9aa5b1", "#0b7285", "#c92a2a"
+_COLOURS = {"native": _INK, "handover": _GOOD, "source": _MUTED, "empty": "#d9a441", "wrong donor": _BAD}
+_LABELS = {"handover": "hand-over"}
+
+
+def save_demo_plot(result: DemoResult, path: Path) -> None:
+    """Draw `result` into a PNG file."""
+    with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+        figure, (times, scores, moved) = plt.subplots(
+            1, 3, figsize=(12.5, 3.9), width_ratios=(1.15, 1.25, 0.8), layout="constrained"
+        )
+        _times(times, result)
+        _scores(scores, result)
+        _bytes(moved, result)
+        figure.suptitle(
+            f"{result.prefix_tokens:,} tokens of {result.document}, handed over with plan {result.plan}; "
+            f"prefix tokens the receiver read: {result.prefix_tokens_processed}",
+            fontsize=11,
+        )
+        figure.savefig(path, dpi=130)
+        plt.close(figure)
+
+
+def _times(axis: Any, result: DemoResult) -> None:
+    parts = [("capture", "#66a3b0"), ("translate", "#2f8a9c"), ("first_token", _GOOD)]
+    left = 0.0
+    for name, colour in parts:
+        width = result.seconds[name]
+        axis.barh("hand-over", width, left=left, color=colour, label=name.replace("_", " "))
+        left += width
+    axis.barh("re-reading", result.seconds["reread"], color=_INK, label="read the prefix")
+    axis.set_title(
+        f"Time to the receiver's first token\n{result.speedup:.0f}× sooner by hand-over", fontsize=10
+    )
+    axis.set_xlabel("seconds")
+    axis.legend(frameon=False, fontsize=8, loc="center right")
+    axis.invert_yaxis()
+
+
+def _scores(axis: Any, result: DemoResult) -> None:
+    arms = list(result.nll)
+    values = [result.nll[arm] for arm in arms]
+    bars = axis.bar([_LABELS.get(a, a) for a in arms], values, color=[_COLOURS[arm] for arm in arms])
+    axis.bar_label(bars, fmt="%.2f", fontsize=9, padding=2)
+    spread = max(values) - min(values)
+    axis.set_ylim(max(min(values) - spread, 0), max(values) + 0.2 * spread)
+    axis.set_title(
+        f"NLL of the next {result.targets} true tokens\n(lower is better; axis does not start at 0)",
+        fontsize=10,
+    )
+    axis.set_ylabel("nats per token")
+    axis.tick_params(axis="x", labelrotation=20)
+
+
+def _bytes(axis: Any, result: DemoResult) -> None:
+    names = {"K": "K  keys, values", "R": "R  recurrent", "C": "C  convolution"}
+    sizes = {names[c]: n / 2**20 for c, n in result.moved_bytes.items()}
+    bars = axis.barh(list(sizes), list(sizes.values()), color=[_GOOD, "#2f8a9c", "#66a3b0"])
+    axis.bar_label(bars, fmt="%.2f", fontsize=9, padding=3)
+    axis.set_xlim(0, 1.3 * max(sizes.values()))
+    axis.set_title(f"State moved\n{sum(sizes.values()):.1f} MiB in all", fontsize=10)
+    axis.set_xlabel("MiB")
+    axis.invert_yaxis()
