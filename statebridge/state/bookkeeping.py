@@ -93,6 +93,36 @@ class Bookkeeping:
             for row, mask in zip(self.token_ids, self.pad_mask, strict=True)
         )
 
+    def inconsistencies(self) -> dict[str, tuple[object, object]]:
+        """What disagrees inside the bookkeeping: name -> (expected, found)."""
+        found: dict[str, tuple[object, object]] = {}
+        slots = tuple(self.token_ids.shape)
+        if len(slots) != 2:
+            return {"token_ids": ("[B, T]", slots)}
+        shapes = {"pad_mask": slots, "positions": slots, "next_position": slots[:1]}
+        for name, shape in shapes.items():
+            tensor = getattr(self, name)
+            if tensor is None:
+                continue
+            allowed = (shape, (3, *slots)) if name == "positions" else (shape,)
+            if tuple(tensor.shape) not in allowed:
+                found[name] = (shape, tuple(tensor.shape))
+        for name in ("token_ids", "pad_mask", "positions", "next_position"):
+            tensor = getattr(self, name)
+            dtype = torch.bool if name == "pad_mask" else torch.int64
+            if tensor is not None and tensor.dtype != dtype:
+                found[f"{name} dtype"] = (str(dtype), str(tensor.dtype))
+        if found:
+            return found
+        if not bool(self.pad_mask.any(1).all()):
+            found["seen_tokens"] = ("at least one in every row", self.seen_tokens.tolist())
+        elif self.positions is not None:
+            largest = self.positions if self.positions.ndim == 2 else self.positions.amax(0)
+            after = largest.masked_fill(~self.pad_mask, -1).amax(-1) + 1
+            if not torch.equal(after, self.next_position):
+                found["next_position"] = (after.tolist(), self.next_position.tolist())
+        return found
+
     def extended(self, next_ids: torch.Tensor) -> Bookkeeping:
         """The bookkeeping after `next_ids` [B, N] were read in one pass."""
         new = next_ids.shape[1]

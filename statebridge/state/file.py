@@ -2,20 +2,17 @@
 
 Tensors are named `layers.<index>.<field>` and `bookkeeping.<field>`. One metadata entry, `statebridge`, is a
 JSON object with the format version, the header and a sha256 over the header and every tensor; loading checks
-it. Saving writes a temporary file beside the target, fsyncs it, renames it and fsyncs the folder, so that a
-kill leaves the old file or the new one. Nothing in a file is executed; every name, shape and dtype is checked
+it. Saving replaces the file as a whole. Nothing in a file is executed; every name, shape and dtype is checked
 before it is used.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,15 +23,20 @@ import torch
 from safetensors.torch import save_file
 
 from statebridge.errors import StateFileError, StateMismatch
+from statebridge.state.atomic import atomic_file
 from statebridge.state.bookkeeping import Bookkeeping
 from statebridge.state.hybrid import HybridState
 from statebridge.state.identity import ModelIdentity
 from statebridge.state.layer import FIELDS, LayerState
 
+__all__ = ["StateFileInfo", "atomic_file", "inspect_state", "load_state", "save_state"]
+
 FORMAT = "statebridge.state"
 FORMAT_VERSION = 1
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 _TENSOR_NAME = re.compile(r"layers\.(\d{1,6})\.([a-z_]+)")
+#: What reading JSON of unexpected shape can raise.
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _BOOKKEEPING = ("token_ids", "pad_mask", "positions", "next_position")
 
 
@@ -68,8 +70,8 @@ def save_state(state: HybridState, path: str | os.PathLike[str]) -> None:
     ------
     StateMismatch
         When the parts of the state disagree.
-    OSError
-        When the folder cannot be written; the old file, if any, is untouched.
+    StateFileError
+        When the file cannot be written; the old file, if any, is untouched.
     """
     state.validate()
     tensors = {name: _owned(tensor) for name, tensor in _named_tensors(state)}
@@ -82,7 +84,10 @@ def save_state(state: HybridState, path: str | os.PathLike[str]) -> None:
     }
     target = Path(path)
     with atomic_file(target) as temporary:
-        save_file(tensors, temporary, metadata={"statebridge": json.dumps(envelope)})
+        try:
+            save_file(tensors, temporary, metadata={"statebridge": json.dumps(envelope)})
+        except safetensors.SafetensorError as error:
+            raise OSError(str(error)) from error  # safetensors wraps what the disk said
 
 
 def load_state(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> HybridState:
@@ -96,8 +101,9 @@ def load_state(path: str | os.PathLike[str], device: str | torch.device = "cpu")
     info = inspect_state(path)
     try:
         with safetensors.safe_open(info.path, framework="pt", device="cpu") as file:
-            tensors = {name: file.get_tensor(name) for name in info.tensors}
-    except (safetensors.SafetensorError, OSError, ValueError, RuntimeError) as error:
+            # clones, because safetensors gives views of the mapped file, which a later write would change
+            tensors = {name: file.get_tensor(name).clone() for name in info.tensors}
+    except (safetensors.SafetensorError, OSError, ValueError, RuntimeError, AttributeError) as error:
         raise StateFileError(f"{path} cannot be read ({error}); capture and save the state again.") from error
     if _digest(info.header, tensors) != info.digest:
         raise StateFileError(
@@ -106,7 +112,7 @@ def load_state(path: str | os.PathLike[str], device: str | torch.device = "cpu")
     try:
         state = _assemble(info.header, tensors)
         return state.validate().to(device)
-    except (KeyError, TypeError, ValueError, AttributeError, StateMismatch) as error:
+    except (*_MALFORMED, StateMismatch) as error:
         raise StateFileError(f"{path} holds an inconsistent state ({error}); capture it again.") from error
 
 
@@ -123,7 +129,7 @@ def inspect_state(path: str | os.PathLike[str]) -> StateFileInfo:
     try:
         envelope = json.loads(metadata["statebridge"])
         kind, version = envelope["format"], int(envelope["format_version"])
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (*_MALFORMED, RecursionError) as error:
         raise StateFileError(f"{path} is a safetensors file, but not a statebridge state.") from error
     if kind != FORMAT:
         raise StateFileError(f"{path} holds {kind!r}, not a statebridge state.")
@@ -135,28 +141,8 @@ def inspect_state(path: str | os.PathLike[str]) -> StateFileInfo:
     try:
         tensors = {str(n): (str(t["dtype"]), tuple(int(d) for d in t["shape"])) for n, t in raw.items()}
         return StateFileInfo(Path(path), nbytes, dict(envelope["header"]), tensors, str(envelope["digest"]))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except _MALFORMED as error:
         raise StateFileError(f"{path} has a malformed header ({error!r}); save the state again.") from error
-
-
-@contextlib.contextmanager
-def atomic_file(target: Path) -> Iterator[Path]:
-    """Give a temporary path beside `target`; on success fsync it, rename it over `target`, fsync the folder."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _named_tensors(state: HybridState) -> Iterator[tuple[str, torch.Tensor]]:
@@ -211,15 +197,12 @@ def _assemble(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) ->
     model = ModelIdentity.from_dict(header["model"])
     fields: list[dict[str, torch.Tensor]] = [{} for _ in model.layers]
     for name, tensor in tensors.items():
-        if name.startswith("bookkeeping."):
+        if name in {f"bookkeeping.{field}" for field in _BOOKKEEPING}:
             continue
         match = _TENSOR_NAME.fullmatch(name)
         if match is None or match[2] not in FIELDS or int(match[1]) >= len(fields):
             raise ValueError(f"unexpected tensor {name!r}")
         fields[int(match[1])][match[2]] = tensor
-    for name, dtype in (("token_ids", torch.int64), ("pad_mask", torch.bool), ("next_position", torch.int64)):
-        if tensors[f"bookkeeping.{name}"].dtype != dtype:
-            raise ValueError(f"{name} is not {dtype}")
     bookkeeping = Bookkeeping(
         token_ids=tensors["bookkeeping.token_ids"],
         pad_mask=tensors["bookkeeping.pad_mask"],

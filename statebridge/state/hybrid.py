@@ -57,7 +57,7 @@ class HybridState:
             When shapes, batch sizes or lengths disagree between components.
         """
         book = self.bookkeeping
-        differences: dict[str, tuple[object, object]] = {}
+        differences = book.inconsistencies()
         if len(self.layers) != len(book.model.layers):
             differences["number of layers"] = (len(book.model.layers), len(self.layers))
         for index, (layer, spec) in enumerate(zip(self.layers, book.model.layers, strict=False)):
@@ -71,12 +71,10 @@ class HybridState:
                     expected = (book.batch_size, *shape)
                 if tuple(tensor.shape) != expected:
                     differences[f"layer {index} {field}"] = (expected, tuple(tensor.shape))
-        if book.pad_mask.shape != book.token_ids.shape:
-            differences["pad_mask"] = (tuple(book.token_ids.shape), tuple(book.pad_mask.shape))
-        if book.positions is not None and book.positions.shape[-2:] != book.token_ids.shape:
-            differences["positions"] = (tuple(book.token_ids.shape), tuple(book.positions.shape))
-        if book.next_position.shape != (book.batch_size,):
-            differences["next_position"] = ((book.batch_size,), tuple(book.next_position.shape))
+                elif not tensor.is_floating_point():
+                    differences[f"layer {index} {field}"] = ("floating point", str(tensor.dtype))
+            if (layer.key is None) != (layer.value is None):
+                differences[f"layer {index}"] = ("key and value", "one of the two")
         if differences:
             raise StateMismatch("the parts of this state disagree", differences, "Capture it again.")
         return self
@@ -132,9 +130,11 @@ class HybridState:
         Raises
         ------
         IndexError
-            When a row does not exist.
+            When a row does not exist, or none is given.
         """
         index = torch.as_tensor(rows, dtype=torch.int64).reshape(-1)
+        if index.numel() == 0:
+            raise IndexError("a state keeps at least one row")
         if bool((index >= self.batch_size).any()) or bool((index < -self.batch_size).any()):
             raise IndexError(f"rows {index.tolist()} of a state with {self.batch_size} rows")
         index = index % self.batch_size
@@ -164,14 +164,15 @@ class HybridState:
         parts = list(states)
         if not parts:
             raise ValueError("merge needs at least one state")
-        present = [tuple(layer.spec.components for layer in part.layers) for part in parts]
-        if len(set(present)) > 1:
-            odd = next(part for part, held in zip(parts, present, strict=True) if held != present[0])
-            raise StateMismatch(
-                "these states cannot be merged",
-                {"components": (sorted(parts[0].components), sorted(odd.components))},
-                "Merge states that hold the same components.",
-            )
+        for part in parts[1:]:
+            for index, pair in enumerate(zip(parts[0].layers, part.layers, strict=False)):
+                one, other = ({field: str(t.dtype) for field, t in layer.tensors()} for layer in pair)
+                if one != other:
+                    raise StateMismatch(
+                        "these states cannot be merged",
+                        {f"layer {index}": (one, other)},
+                        "Merge states that hold the same components in the same dtypes.",
+                    )
         longest = max(part.bookkeeping.length for part in parts)
         padded = [part._left_padded(longest - part.bookkeeping.length) for part in parts]
         bookkeeping = Bookkeeping.merged([part.bookkeeping for part in padded])
