@@ -10,7 +10,9 @@ replayed. Arms:
     restore           the receiver's own state, captured and restored (must equal native)
     window W          the receiver reads only the last W prefix tokens itself
     a plan, say TDD   the source's state through the bridge under that plan
-    KV only           the translated keys and values alone, R and C left uninitialised
+    handover + W      the state of x_1 … x_{L−W} handed over, the last W prefix tokens read by the receiver
+    kv only           the bridge's keys and values alone, R and C left uninitialised
+    gdn only          its R and C alone
     wrong donor       the bridge's plan with the state of another document of equal length
 """
 
@@ -103,6 +105,7 @@ def arm_logits(
     bridge: Bridge,
     plans: Sequence[str] = (),
     windows: Sequence[int] = (),
+    handover_windows: Sequence[int] = (),
     controls: Sequence[str] = ("source", "empty", "kv only", "wrong donor"),
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (arm, logits [B, P, vocab]) for a batch of documents, native first.
@@ -118,10 +121,13 @@ def arm_logits(
     plans
         Plans to score besides the bridge's own; the bridge's own comes first.
     windows
-        W of each truncated read.
+        W of each truncated read by the receiver without a state.
+    handover_windows
+        W of each hand-over after which the receiver reads the last W prefix tokens itself: the same cost for
+        the receiver as the truncated read of W, so that the two can be compared.
     controls
-        Which of "source", "empty", "restore", "kv only", "wrong donor" to score. A wrong donor needs at least
-        two documents in the batch.
+        Which of "source", "empty", "restore", "kv only", "gdn only", "wrong donor" to score. A wrong donor
+        needs at least two documents in the batch.
     """
     read = read_prefix(pair, ids, protocol)
     fed = ids[:, protocol.prefix : protocol.prefix + protocol.targets]
@@ -142,9 +148,17 @@ def arm_logits(
         for plan in plans:
             state = bridge.with_plan(plan)(read.source)
             yield plan, continue_from(pair.receiver, state, fed).logits
+        for window in handover_windows:
+            cut = protocol.prefix - window
+            state = bridge(prefill(pair.source, ids[:, :cut]).state())
+            live = continue_from(pair.receiver, state, ids[:, cut : protocol.prefix], last_logits_only=True)
+            yield f"handover + {window}", continue_from(pair.receiver, live, fed).logits
         if "kv only" in controls:
             state = bridge(read.source).without("R", "C")
             yield "kv only", continue_from(pair.receiver, state, fed, allow_partial=True).logits
+        if "gdn only" in controls:
+            state = bridge(read.source).without("K")
+            yield "gdn only", continue_from(pair.receiver, state, fed, allow_partial=True).logits
         if "wrong donor" in controls and len(ids) > 1:
             donors = torch.arange(len(ids)).roll(1)
             yield "wrong donor", continue_from(pair.receiver, bridge(read.source.select(donors)), fed).logits

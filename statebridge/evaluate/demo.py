@@ -203,7 +203,7 @@ def _continuations(
         "source": (pair.source, source),
         "wrong donor": (pair.receiver, wrong),
     }
-    options = {"max_new_tokens": new_tokens, "do_sample": False}
+    options: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False}
     texts = {}
     for arm, (model, state) in states.items():
         texts[arm] = pair.tokenizer.decode(generate_from(model, state, fed, **options).new_ids[0])

@@ -1,0 +1,35 @@
+"""The demo on a tiny pair: every step happens, and its picture is a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny_pair
+
+from statebridge.bridge import Bridge
+from statebridge.evaluate.arms import Protocol
+from statebridge.evaluate.demo import MEANING, run_demo
+from statebridge.evaluate.demo_plot import save_demo_plot
+
+
+@pytest.fixture(scope="module")
+def result():
+    pair = tiny_pair.pair()
+    bridge = Bridge.direct(pair.source_identity, pair.receiver_identity)
+    return run_demo(pair, bridge, Protocol(96, 8), continuation_tokens=5)
+
+
+def test_whole_path(result) -> None:
+    assert result.prefix_tokens_processed == 0
+    assert set(result.nll) == set(result.nll_by_position) == set(result.continuations) == set(MEANING)
+    assert len(set(result.nll.values())) == len(MEANING)
+    parts = ("capture", "translate", "first_token")
+    assert result.seconds["handover"] == pytest.approx(sum(result.seconds[p] for p in parts))
+    assert result.file_bytes > sum(result.moved_bytes.values()) > 0
+    assert result.moved_bytes["K"] == 96 * 2 * 2 * 16 * 4  # tokens x heads x (keys, values) x dim x float32
+
+
+def test_picture(result, tmp_path: Path) -> None:
+    save_demo_plot(result, tmp_path / "demo.png")
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
