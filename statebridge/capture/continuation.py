@@ -67,12 +67,34 @@ class Generation:
         What transformers' `generate` returned, with `sequences` [B·R, T + given + N].
     new_tokens_processed, prefix_tokens_processed
         Tokens per row that the model read, counted at its embedding.
+    cache
+        The cache that `generate` filled.
+    bookkeeping
+        Of all tokens read; None after beam search or where a row read padding.
     """
 
     new_ids: torch.Tensor
     output: Any
     new_tokens_processed: int
     prefix_tokens_processed: int
+    cache: DynamicCache
+    bookkeeping: Bookkeeping | None
+
+    def state(self) -> HybridState:
+        """Capture the model's state after all that it read, which is everything but the last generated token.
+
+        Raises
+        ------
+        CaptureError
+            After beam search, or when a row ended before the others and went on reading padding.
+        """
+        if self.bookkeeping is None:
+            raise CaptureError(
+                "After beam search, or when a row ended before the others and read padding, the cache is that of "
+                "no row; generate without beams, and such rows one by one."
+            )
+        layers = read_cache(self.cache, self.bookkeeping.model.layers)
+        return HybridState(layers, self.bookkeeping).validate()
 
 
 def prefill(
@@ -230,7 +252,23 @@ def generate_from(
     sequences = output if isinstance(output, torch.Tensor) else output.sequences
     # after the given tokens, every pass reads the one token that it has just produced
     reread = max(count.passes[0] - next_ids.shape[1], 0) + sum(n - 1 for n in count.passes[1:])
-    return Generation(sequences[:, grown.length :], output, read_before + count.per_row, reread)
+    new_ids = sequences[:, grown.length :]
+    book = _book_after(grown, new_ids.cpu(), options, config) if beams == 1 else None
+    return Generation(new_ids, output, read_before + count.per_row, reread, cache, book)
+
+
+def _book_after(
+    grown: Bookkeeping, new_ids: torch.Tensor, options: dict[str, Any], config: Any
+) -> Bookkeeping | None:
+    """Bookkeeping after `new_ids` [B·R, N] were generated one by one, the last of them unread."""
+    read, rows = new_ids[:, :-1], new_ids.shape[0]
+    ends = [options.get(name, getattr(config, name, None)) for name in ("pad_token_id", "eos_token_id")]
+    ends = [token for end in ends if end is not None for token in torch.as_tensor(end).reshape(-1).tolist()]
+    if rows > 1 and bool(torch.isin(read, torch.tensor(ends, dtype=torch.int64)).any()):
+        return None  # generate stops when the last row ends, so a single row never reads padding
+    repeats = torch.arange(grown.batch_size).repeat_interleave(rows // grown.batch_size)
+    book, schedule = grown.select(repeats), (*grown.schedule, *(1,) * read.shape[1])
+    return dataclasses.replace(book.extended(read), schedule=schedule)
 
 
 def _checked(next_ids: torch.Tensor, book: Bookkeeping) -> torch.Tensor:
