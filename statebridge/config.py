@@ -82,4 +82,7 @@ def _apply(data: dict[str, Any], setting: str) -> None:
         data = data.setdefault(parent, {})
         if not isinstance(data, dict):
             raise ConfigError(f"--set {setting!r}: {parent} holds a value, not a group of keys.")
-    data[last] = yaml.safe_load(text)
+    try:
+        data[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {setting!r} is not valid YAML; put the value in quotes.") from error

@@ -1,6 +1,7 @@
 """Model pairs, the fit of a bridge, the Bridge itself and the hand-over."""
 
-from statebridge.bridge.bridge import Bridge, BridgeConfig
+from statebridge.bridge.artefact import BridgeConfig
+from statebridge.bridge.bridge import Bridge
 from statebridge.bridge.config import PLANS, DocumentsConfig, FitConfig
 from statebridge.bridge.documents import Document, TokenWindow, load_documents, token_windows
 from statebridge.bridge.fit import fit_bridge

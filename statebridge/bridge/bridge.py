@@ -3,65 +3,28 @@
     receiver_state = bridge(source_state)
 
 A plan says per component (K, R, C) whether its fitted translator is applied (T) or the component is copied
-(D). Keys are un-rotated before their map and rotated for the receiver after it. The artefact is a folder:
-`config.json`, `model.safetensors`, `README.md`. A bridge is refused for states of any other model.
+(D). Keys are un-rotated before their map and rotated for the receiver after it; a copy turns them too where
+the models rotate differently. Knows states, maps and identities, no models and no layout on disk (artefact.py).
+A bridge is refused for states of any other model.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import safetensors
 import torch
 from huggingface_hub import ModelCard, ModelHubMixin
-from safetensors.torch import load_file, save_file
 
+from statebridge.bridge.artefact import BridgeConfig, fetch, malformed, read_folder, write_folder
 from statebridge.bridge.card import render_card
 from statebridge.bridge.config import PLANS, Plan
-from statebridge.errors import ConfigError, StateFileError, StateMismatch
+from statebridge.errors import ConfigError, StateMismatch
 from statebridge.state import COMPONENTS, HybridState, LayerState, ModelIdentity, rotate, unrotate
-from statebridge.state.file import atomic_file
 from statebridge.state.layer import FIELDS
-from statebridge.translate import BlockAffine, HeadAffine, HeadBilinear, Translator
-
-FORMAT = "statebridge.bridge"
-FORMAT_VERSION = 1
-#: Which map translates which field of a layer.
-MAPS: dict[str, type[Translator]] = {
-    "key": HeadAffine,
-    "value": HeadAffine,
-    "recurrent_state": HeadBilinear,
-    "conv_state": BlockAffine,
-}
-
-
-@dataclass(frozen=True)
-class BridgeConfig:
-    """Everything of a bridge but its tensors.
-
-    Attributes
-    ----------
-    source, receiver
-        Identities of the two models.
-    plan
-        Per component K, R, C: "T" translate or "D" copy.
-    tokenizer
-        Digest of the tokenizer that both models share.
-    fit
-        How the translators were fitted: settings, documents, errors on validation documents.
-    """
-
-    source: ModelIdentity
-    receiver: ModelIdentity
-    plan: Plan = "DDD"
-    tokenizer: str = ""
-    fit: Mapping[str, Any] = field(default_factory=dict)
+from statebridge.translate import Translator
 
 
 class Bridge(ModelHubMixin, library_name="statebridge"):
@@ -133,44 +96,124 @@ class Bridge(ModelHubMixin, library_name="statebridge"):
                 "Tokenize the prefix with the tokenizer of the pair.",
             )
         state.validate()
-        turn = self._turns_keys()
-        if turn and book.positions is None and "K" in state.components:
+        # keys of models that rotate alike are copied as they are, which is exact
+        turns = "K" in self.translated or self.config.source.rope != self.config.receiver.rope
+        if turns and book.positions is None and "K" in state.components:
             raise StateMismatch(
                 "keys cannot be un-rotated",
                 {"positions": ("known", None)},
                 "Capture with position_ids, or use a plan that copies K.",
             )
-        with torch.no_grad():
-            layers = tuple(self._layer(index, layer, state, turn) for index, layer in enumerate(state.layers))
-        return HybridState(layers, dataclasses.replace(book, model=self.config.receiver)).validate()
+        positions = book.positions if turns else None
+        with torch.inference_mode(False), torch.no_grad():
+            layers = tuple(self._layer(i, layer, positions) for i, layer in enumerate(state.layers))
+        copies: dict[str, Any] = {
+            name: value.clone() for name, value in vars(book).items() if isinstance(value, torch.Tensor)
+        }
+        moved = dataclasses.replace(book, model=self.config.receiver, **copies)
+        return HybridState(layers, moved).validate()
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
-        """The card that `save_pretrained` writes where there is none."""
+        """The card that `save_pretrained` writes."""
         return ModelCard(render_card(self.config))
 
-    def _turns_keys(self) -> bool:
-        return "K" in self.translated or self.config.source.rope != self.config.receiver.rope
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        config: Any = None,
+        repo_id: str | None = None,
+        push_to_hub: bool = False,
+        model_card_kwargs: dict[str, Any] | None = None,
+        **push_to_hub_kwargs: Any,
+    ) -> str | None:
+        """Save the bridge in a folder, replacing an older one there.
 
-    def _layer(self, index: int, layer: LayerState, state: HybridState, turn: bool) -> LayerState:
-        def move(field_name: str, tensor: torch.Tensor) -> torch.Tensor:
-            rope, positions = self.config.source.rope, state.bookkeeping.positions
-            turned = field_name == "key" and turn and rope is not None and positions is not None
-            if turned:
-                tensor = unrotate(tensor, positions, rope)  # type: ignore[arg-type]
-            if FIELDS[field_name] in self.translated:
-                tensor = self._map(index, field_name, tensor.device).apply(tensor)
-            elif not turned:
-                tensor = tensor.clone()
-            if turned and self.config.receiver.rope is not None:
-                tensor = rotate(tensor, positions, self.config.receiver.rope)  # type: ignore[arg-type]
-            return tensor
+        Parameters
+        ----------
+        save_directory
+            The folder; made when it is not there. Its card stays if it belongs to this very bridge.
+        push_to_hub, repo_id, **push_to_hub_kwargs
+            Whether to push the bridge as well, and where to; as in `push_to_hub`.
+        config, model_card_kwargs
+            Of the mixin's signature; a bridge knows its own.
+
+        Returns
+        -------
+        str or None
+            Address of the commit when pushed.
+
+        Raises
+        ------
+        StateFileError
+            When the folder cannot be written; an older bridge in it is whole, or refused by name on loading.
+        """
+        # not the mixin's, which removes the old config before the new one is there
+        folder = Path(save_directory)
+        write_folder(folder, self.config, self.translators, str(self.generate_model_card()))
+        if push_to_hub:
+            return self.push_to_hub(repo_id or folder.name, **push_to_hub_kwargs)
+        return None
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        pretrained_model_name_or_path: str | Path,
+        *,
+        force_download: bool = False,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        revision: str | None = None,
+    ) -> Bridge:
+        """Load a bridge from a folder or from the hub and check its digest.
+
+        Parameters
+        ----------
+        pretrained_model_name_or_path
+            A folder that `save_pretrained` wrote, or a name on the hub.
+        force_download, token, cache_dir, local_files_only, revision
+            As everywhere in huggingface_hub.
+
+        Raises
+        ------
+        StateFileError
+            When there is no bridge, or it is damaged, edited, half saved or newer than this library.
+        """
+        folder = fetch(
+            pretrained_model_name_or_path,
+            force_download=force_download,
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            revision=revision,
+        )
+        config, translators = read_folder(folder)
+        try:
+            return cls(config, translators)
+        except (StateMismatch, RuntimeError) as error:
+            raise malformed(folder, error) from error
+
+    def _layer(self, index: int, layer: LayerState, positions: torch.Tensor | None) -> LayerState:
+        source, receiver = self.config.source.rope, self.config.receiver.rope
+
+        def move(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            moved = tensor
+            turned = name == "key" and positions is not None
+            if turned and source is not None:
+                moved = unrotate(moved, cast(torch.Tensor, positions), source)
+            if FIELDS[name] in self.translated:
+                moved = self._map(index, name, moved.device).apply(moved)
+            if turned and receiver is not None:
+                moved = rotate(moved, cast(torch.Tensor, positions), receiver)
+            return moved.clone() if moved is tensor else moved
 
         return layer.map(move)
 
-    def _map(self, index: int, field_name: str, device: torch.device) -> Translator:
-        key = (index, field_name, device)
+    def _map(self, index: int, name: str, device: torch.device) -> Translator:
+        key = (index, name, device)
         if key not in self._placed:
-            self._placed[key] = self.translators[index, field_name].to(device)
+            self._placed[key] = self.translators[index, name].to(device)
         return self._placed[key]
 
     def _check(self) -> None:
@@ -181,11 +224,16 @@ class Bridge(ModelHubMixin, library_name="statebridge"):
         for index, (ours, theirs) in enumerate(zip(source, receiver, strict=False)):
             for name, component in FIELDS.items():
                 mine, other = getattr(ours, name), getattr(theirs, name)
+                translator = self.translators.get((index, name))
                 if component in self.translated:
-                    if mine and (index, name) not in self.translators:
+                    if bool(mine) != bool(other):
+                        differences[f"layer {index} {name} shape"] = (other, mine)
+                    elif mine and translator is None:
                         differences[f"translator of layer {index} {name}"] = ("fitted", "missing")
                 elif mine != other:
                     differences[f"layer {index} {name} shape"] = (other, mine)
+                if translator is not None and (found := _outcome(translator, name, mine)) != other:
+                    differences[f"result of the translator of layer {index} {name}"] = (other, found)
         if differences:
             raise StateMismatch(
                 f"the plan {self.config.plan} cannot be carried out",
@@ -193,97 +241,18 @@ class Bridge(ModelHubMixin, library_name="statebridge"):
                 "Copy only components of equal shape, and translate only what was fitted.",
             )
 
-    def _save_pretrained(self, save_directory: Path) -> None:
-        tensors = {
-            f"layers.{index}.{name}.{part}": tensor.detach().cpu().contiguous()
-            for (index, name), translator in self.translators.items()
-            for part, tensor in translator.tensors().items()
-        }
-        with atomic_file(save_directory / "model.safetensors") as temporary:
-            save_file(tensors, temporary, metadata={"format": FORMAT})
-        content = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "class": type(self).__name__,
-            "maps": {name: kind.__name__ for name, kind in MAPS.items()},
-            "digest": _digest(save_directory / "model.safetensors"),
-            **dataclasses.asdict(self.config),
-        }
-        with atomic_file(save_directory / "config.json") as temporary:
-            temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
-    @classmethod
-    def _from_pretrained(
-        cls,
-        *,
-        model_id: str,
-        revision: str | None = None,
-        cache_dir: str | Path | None = None,
-        force_download: bool = False,
-        local_files_only: bool = False,
-        token: str | bool | None = None,
-        **_: Any,
-    ) -> Bridge:
-        folder = Path(model_id)
-        if not folder.is_dir():
-            from huggingface_hub import snapshot_download
-
-            folder = Path(
-                snapshot_download(
-                    model_id,
-                    revision=revision,
-                    cache_dir=cache_dir,
-                    force_download=force_download,
-                    local_files_only=local_files_only,
-                    token=token,
-                    allow_patterns=["config.json", "model.safetensors"],
-                )
-            )
-        return _load(folder)
-
-
-def _load(folder: Path) -> Bridge:
-    path = folder / "config.json"
+def _outcome(translator: Translator, name: str, shape: tuple[int, ...]) -> tuple[int, ...] | str:
+    """What a translator makes of the source's shape, tried on zeros, which any NaN or infinity in it spoils."""
+    if not shape:
+        return "a map for nothing"
+    device = next(iter(translator.tensors().values())).device
+    token = (1,) if FIELDS[name] == "K" else ()  # keys and values have a token axis after the heads
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        kind, version = content["format"], int(content["format_version"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StateFileError(f"{folder} is not a bridge folder ({error!r}).") from error
-    if kind != FORMAT or version > FORMAT_VERSION:
-        raise StateFileError(
-            f"{path} holds {kind!r} version {version}, this library reads {FORMAT!r} up to {FORMAT_VERSION}; "
-            "upgrade statebridge."
-        )
-    weights = folder / "model.safetensors"
-    if not weights.is_file() or _digest(weights) != content.get("digest"):
-        raise StateFileError(f"{weights} is missing or does not match its digest; fetch the bridge again.")
-    try:
-        config = BridgeConfig(
-            source=ModelIdentity.from_dict(content["source"]),
-            receiver=ModelIdentity.from_dict(content["receiver"]),
-            plan=content["plan"],
-            tokenizer=str(content["tokenizer"]),
-            fit=dict(content["fit"]),
-        )
-        if config.plan not in PLANS:
-            raise ValueError(f"plan {config.plan!r}")
-        return Bridge(config, _translators(load_file(weights)))
-    except (KeyError, TypeError, ValueError, AttributeError, safetensors.SafetensorError) as error:
-        raise StateFileError(
-            f"{folder} holds a malformed bridge ({error!r}); fetch or fit it again."
-        ) from error
-
-
-def _translators(tensors: Mapping[str, torch.Tensor]) -> dict[tuple[int, str], Translator]:
-    parts: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
-    for name, tensor in tensors.items():
-        head, index, field_name, part = name.split(".", 3)
-        if head != "layers" or field_name not in MAPS:
-            raise ValueError(f"unexpected tensor {name!r}")
-        parts.setdefault((int(index), field_name), {})[part] = tensor
-    return {key: MAPS[key[1]].from_tensors(found) for key, found in parts.items()}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        with torch.no_grad():
+            moved = translator.apply(torch.zeros(1, shape[0], *token, *shape[1:], device=device))
+    except StateMismatch as error:
+        return str(error)
+    if not bool(torch.isfinite(moved).all()):
+        return "NaN or infinity"
+    return tuple(moved.shape[1:2] + moved.shape[3:]) if token else tuple(moved.shape[1:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from statebridge.bridge.bridge import BridgeConfig
+    from statebridge.bridge.artefact import BridgeConfig
 
 _NAMES = {"key": "keys", "value": "values", "recurrent_state": "R", "conv_state": "C"}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from statebridge.errors import ConfigError
+
 PLANS = ("DDD", "DDT", "DTD", "DTT", "TDD", "TDT", "TTD", "TTT")
 Plan = Literal["DDD", "DDT", "DTD", "DTT", "TDD", "TDT", "TTD", "TTT"]
 
@@ -70,3 +72,22 @@ class FitConfig:
     bilinear_iterations: int = 10
     plan: Plan = "TDD"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what could only fail after the models have read everything."""
+        for name in ("fit_documents", "validation_documents"):
+            if getattr(self, name) < 2:
+                raise ConfigError(f"{name} must be at least 2, found {getattr(self, name)}.")
+        if self.batch_size < 1 or self.bilinear_iterations < 1:
+            raise ConfigError("batch_size and bilinear_iterations must be at least 1.")
+        lengths = self.checkpoints
+        if not lengths or min(lengths) < 1 or len(set(lengths)) != len(lengths):
+            raise ConfigError(f"checkpoints must be different positive lengths, found {list(lengths)}.")
+        # the alternating fit of R has no minimum-norm solution to fall back on
+        for name, least in (("ridge_alphas", 0.0), ("bilinear_alphas", 5e-324)):
+            grid = getattr(self, name)
+            if not grid or not all(least <= alpha < float("inf") for alpha in grid):
+                kind = "positive" if least else "non-negative"
+                raise ConfigError(f"{name} must hold {kind} finite numbers, found {list(grid)}.")
+        if self.plan not in PLANS:
+            raise ConfigError(f"plan {self.plan!r} is none of {', '.join(PLANS)}.")

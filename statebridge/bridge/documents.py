@@ -19,7 +19,7 @@ from statebridge.bridge.config import DocumentsConfig
 from statebridge.errors import DocumentError
 
 _BUILDERS = {".txt": "text", ".md": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-_CHARACTERS_PER_TOKEN = 16  # more than any byte-level BPE makes of prose, so that a slice is long enough
+_CHARACTERS_PER_TOKEN = 16  # more than a byte-level BPE makes of prose
 
 
 @dataclass(frozen=True)
@@ -49,26 +49,28 @@ def load_documents(config: DocumentsConfig) -> Iterator[Document]:
     import datasets
 
     path = Path(config.source)
+    options: dict[str, Any] = {"split": "train", "streaming": True}
     try:
         if path.exists():
             files = _files(path)
             builder = _BUILDERS[files[0].suffix.lower()]
             if builder == "text":
                 # one document per file; `datasets` would name none of them
-                yield from (Document(f.name, f.read_text(encoding="utf-8", errors="replace")) for f in files)
+                for file in files:
+                    yield Document(file.name, file.read_text(encoding="utf-8-sig", errors="replace"))
                 return
-            rows = datasets.load_dataset(
-                builder, data_files=[str(f) for f in files], split="train", streaming=True
+            rows = datasets.load_dataset(builder, data_files=[str(file) for file in files], **options)
+        elif path.suffix.lower() in _BUILDERS or config.source.startswith((".", "/", "~")):
+            raise DocumentError(
+                f"{config.source} does not exist; give a file, a folder or a dataset of the hub."
             )
-        elif path.suffix or config.source.startswith((".", "/")):
-            raise DocumentError(f"{config.source} does not exist.")
         else:
-            rows = datasets.load_dataset(
-                config.source, config.name, split=config.split, revision=config.revision, streaming=True
-            )
+            options |= {"split": config.split, "revision": config.revision}
+            rows = datasets.load_dataset(config.source, config.name, **options)
+        yield from _rows(rows, config)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise DocumentError(f"The documents of {config.source} cannot be read ({error}).") from error
-    yield from _rows(rows, config)
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        raise DocumentError(f"The documents of {config.source} cannot be read ({reason}).") from error
 
 
 def token_windows(
@@ -99,16 +101,15 @@ def token_windows(
     """
     found: list[TokenWindow] = []
     short = 0
-    for document in documents:
-        if len(found) == count:
-            break
-        ids = tokenizer(
-            _slice(document, length, window, seed), add_special_tokens=False, return_attention_mask=False
-        )["input_ids"]
-        if len(ids) < length:
+    # count first, so that no document is read beyond the last that is needed
+    for document in documents if count else ():
+        ids = _window(document, tokenizer, length, window, seed)
+        if ids is None:
             short += 1
             continue
-        found.append(TokenWindow(document.id, torch.tensor(ids[:length], dtype=torch.int64)))
+        found.append(TokenWindow(document.id, torch.tensor(ids, dtype=torch.int64)))
+        if len(found) == count:
+            break
     if len(found) < count:
         raise DocumentError(
             f"{count} documents of at least {length} tokens are needed, {len(found)} were found "
@@ -117,23 +118,40 @@ def token_windows(
     return found
 
 
-def _slice(document: Document, length: int, window: str, seed: int) -> str:
-    need = length * _CHARACTERS_PER_TOKEN
-    if window == "start" or len(document.text) <= need:
-        return document.text[:need]
+def _window(document: Document, tokenizer: Any, length: int, window: str, seed: int) -> list[int] | None:
+    """Exactly `length` tokens of a document; None when it is too short."""
+    text, need = document.text, length * _CHARACTERS_PER_TOKEN
     draw = random.Random(hashlib.sha256(f"{seed}:{document.id}".encode()).digest())
-    start = draw.randrange(len(document.text) - need)
-    # begin after a space, so that the first token is not the rest of a word
-    return document.text[start : start + need].partition(" ")[2]
+    if len(text) > 4 * need:  # a book: do not tokenize all of it
+        start = draw.randrange(len(text) - need) if window == "random" else 0
+        part = text[start : start + need]
+        # begin after a space, where there is one, so that the first token is not the rest of a word
+        ids = _tokens(tokenizer, part[part.find(" ", 0, need // 2) + 1 :] if start else part)
+        if len(ids) >= length:
+            return ids[:length]
+    ids = _tokens(tokenizer, text)
+    if len(ids) < length:
+        return None
+    start = draw.randrange(len(ids) - length + 1) if window == "random" else 0
+    return ids[start : start + length]
+
+
+def _tokens(tokenizer: Any, text: str) -> list[int]:
+    # verbose=False: a document longer than the model's context is no mistake here
+    ids: list[int] = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)[
+        "input_ids"
+    ]
+    return ids
 
 
 def _files(path: Path) -> list[Path]:
-    files = [path] if path.is_file() else sorted(f for f in path.iterdir() if f.suffix.lower() in _BUILDERS)
-    if not files or files[0].suffix.lower() not in _BUILDERS:
-        raise DocumentError(f"{path} holds no {', '.join(_BUILDERS)} file.")
-    kinds = {_BUILDERS[f.suffix.lower()] for f in files}
+    files = [path] if path.is_file() else sorted(f for f in path.iterdir() if not f.name.startswith("."))
+    files = [file for file in files if file.suffix.lower() in _BUILDERS]
+    if not files:
+        raise DocumentError(f"{path} holds no {', '.join(_BUILDERS)} file; give a file or folder that does.")
+    kinds = sorted({_BUILDERS[file.suffix.lower()] for file in files})
     if len(kinds) > 1:
-        raise DocumentError(f"{path} mixes {' and '.join(sorted(kinds))} files; keep one kind in a folder.")
+        raise DocumentError(f"{path} mixes {' and '.join(kinds)} files; keep one kind in a folder.")
     return files
 
 
@@ -142,7 +160,8 @@ def _rows(rows: Iterable[dict[str, Any]], config: DocumentsConfig) -> Iterator[D
         for column in (config.text_field, config.id_field):
             if column is not None and column not in row:
                 raise DocumentError(
-                    f"{config.source} has no column {column!r}; its columns are {', '.join(row)}."
+                    f"{config.source} has no column {column!r}; its columns are {', '.join(row)}: set "
+                    "documents.text_field or documents.id_field."
                 )
         name = row[config.id_field] if config.id_field else f"{Path(config.source).name}:{number}"
-        yield Document(str(name), str(row[config.text_field]))
+        yield Document(str(name), str(row[config.text_field] or ""))

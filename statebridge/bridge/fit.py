@@ -7,19 +7,22 @@ documents.
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from statebridge.bridge.bridge import Bridge, BridgeConfig
-from statebridge.bridge.collect import PairedStates, Progress, Split, collect
+from statebridge.bridge.artefact import BridgeConfig
+from statebridge.bridge.bridge import Bridge
+from statebridge.bridge.collect import Progress, collect, state_counts
 from statebridge.bridge.config import FitConfig
-from statebridge.bridge.documents import Document, load_documents, token_windows
+from statebridge.bridge.documents import Document, TokenWindow, load_documents, token_windows
+from statebridge.bridge.geometry import Geometry
 from statebridge.bridge.pair import ModelPair, tokenizer_digest
+from statebridge.bridge.paired import PairedStates, Split
 from statebridge.errors import ConfigError, FitError
 from statebridge.translate import BilinearRidge, BlockRidge, KeyValueRidge, Translator
 
@@ -50,7 +53,8 @@ def fit_bridge(
         Folder for R matrices and unfinished moments; an interrupted fit resumes there. A temporary folder
         when left out.
     progress
-        Called with (stage, done, total).
+        Called with (stage, done, total): "collect" in documents, then "fit" in maps; under several processes,
+        of this one's share.
 
     Returns
     -------
@@ -62,17 +66,13 @@ def fit_bridge(
     DocumentError
         When there are too few documents that are long enough.
     FitError
-        When the models do not correspond, or states hold NaN.
+        When the models do not correspond, states hold NaN, or the disk has no room for the R matrices.
     ConfigError
-        When the settings contradict themselves or `work_dir` holds another run.
+        When `work_dir` holds another run, or several processes have none.
     """
     from accelerate import PartialState
 
     config = config or FitConfig()
-    if not config.checkpoints or min(config.checkpoints) < 1 or config.batch_size < 1:
-        raise ConfigError("checkpoints and batch_size must be positive.")
-    if config.fit_documents < 2 or config.validation_documents < 2:
-        raise ConfigError("fit_documents and validation_documents must be at least 2.")
     process = PartialState()
     if work_dir is None and process.num_processes > 1:
         raise ConfigError("Several processes need a work_dir that all of them see.")
@@ -84,32 +84,24 @@ def fit_bridge(
         config.documents.window,
         config.seed,
     )
-    splits: dict[Split, Any] = {
+    splits: dict[Split, list[TokenWindow]] = {
         "validation": windows[: config.validation_documents],
         "fit": windows[config.validation_documents :],
     }
-    started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        states = collect(
-            pair,
-            splits,
-            config.checkpoints,
-            config.batch_size,
-            Path(work_dir or scratch),
-            _fingerprint(pair, config, [w.id for w in windows]),
-            progress,
-            process.process_index,
-            process.num_processes,
-        )
+        folder = Path(work_dir or scratch)
+        collect(pair, splits, config, folder, progress, process.process_index, process.num_processes)
         process.wait_for_everyone()
-        states.merge_others(process.num_processes)
-        collected = time.monotonic() - started
-        translators, errors = _fit_maps(states, config, progress)
-    report = {
+        states = PairedStates.merged(
+            folder, Geometry.of(pair), state_counts(splits, config), process.num_processes
+        )
+        # the alternating fit is float64 matrix products, which not every accelerator has
+        device = pair.source.device if pair.source.device.type == "cuda" else "cpu"
+        translators, errors = _fit_maps(states, config, progress, process, device)
+    report: dict[str, Any] = {
         "settings": dataclasses.asdict(config),
         "documents": {split: [w.id for w in found] for split, found in splits.items()},
         "errors": errors,
-        "share_of_time_in_forward_passes": round(collected / (time.monotonic() - started), 3),
     }
     return Bridge(
         BridgeConfig(
@@ -117,39 +109,48 @@ def fit_bridge(
             receiver=pair.receiver_identity,
             plan=config.plan,
             tokenizer=tokenizer_digest(pair.tokenizer),
-            fit=report,
+            fit=json.loads(json.dumps(report)),  # what a saved bridge gives back
         ),
         translators,
     )
 
 
 def _fit_maps(
-    states: PairedStates, config: FitConfig, progress: Progress
+    states: PairedStates, config: FitConfig, progress: Progress, process: Any, device: torch.device | str
 ) -> tuple[dict[tuple[int, str], Translator], dict[str, dict[str, Any]]]:
-    translators: dict[tuple[int, str], Translator] = {}
-    errors: dict[str, dict[str, Any]] = {}
+    """Fit every map, shared out among the processes; each gets all of them back."""
+    from accelerate.utils import gather_object
+
     jobs: list[tuple[int, str]] = []
     for index in states.geometry.key_value:
         jobs += [(index, "key"), (index, "value")]
     jobs += [(index, "conv_state") for index in states.geometry.conv]
     jobs += [(index, "recurrent_state") for index in states.geometry.recurrent]
-    for number, (index, name) in enumerate(jobs):
-        progress("fit", number, len(jobs))
+    share = jobs[process.process_index :: process.num_processes]
+    fits: list[tuple[tuple[int, str], Translator, dict[str, Any]]] = []
+    for number, (index, name) in enumerate(share):
+        progress("fit", number, len(share))
         try:
-            fitted = _fit_one(states, config, index, name)
+            fitted = _fit_one(states, config, index, name, device)
         except FitError as error:
             raise FitError(f"Layer {index}, {name}: {error}") from error
-        translators[index, name] = fitted.map_
-        errors[f"{index}.{name}"] = {
+        found = {
             "translated": _mean(fitted.validation_error_),
             "copied": None if fitted.copy_error_ is None else _mean(fitted.copy_error_),
             "alpha": sorted({float(f"{a:.6g}") for a in fitted.alpha_.flatten().tolist()}),
         }
-    progress("fit", len(jobs), len(jobs))
-    return translators, errors
+        fits.append(((index, name), fitted.map_.to("cpu"), found))
+    progress("fit", len(share), len(share))
+    ordered = sorted(gather_object(fits), key=lambda fit: jobs.index(fit[0]))
+    return (
+        {key: translator for key, translator, _ in ordered},
+        {f"{index}.{name}": found for (index, name), _, found in ordered},
+    )
 
 
-def _fit_one(states: PairedStates, config: FitConfig, index: int, name: str) -> Any:
+def _fit_one(
+    states: PairedStates, config: FitConfig, index: int, name: str, device: torch.device | str
+) -> Any:
     if name in ("key", "value"):
         moments = getattr(states, name)
         return KeyValueRidge(config.ridge_alphas).fit(moments["fit"][index], moments["validation"][index])
@@ -158,21 +159,9 @@ def _fit_one(states: PairedStates, config: FitConfig, index: int, name: str) -> 
             states.conv["fit"][index], states.conv["validation"][index]
         )
     return BilinearRidge(config.bilinear_alphas, config.bilinear_iterations).fit(
-        lambda: states.blocks("fit", index), lambda: states.blocks("validation", index)
+        lambda: states.blocks("fit", index, device), lambda: states.blocks("validation", index, device)
     )
 
 
 def _mean(errors: torch.Tensor) -> float:
     return round(float(errors.mean()), 4)
-
-
-def _fingerprint(pair: ModelPair, config: FitConfig, names: list[str]) -> dict[str, Any]:
-    settings = dataclasses.asdict(config)
-    settings.pop("plan")  # the plan decides nothing that is collected
-    return {
-        "settings": settings,
-        "source": pair.source_identity.weights,
-        "receiver": pair.receiver_identity.weights,
-        "tokenizer": tokenizer_digest(pair.tokenizer),
-        "documents": names,
-    }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from statebridge.bridge.pair import tokenizer_digest
-from statebridge.capture import Continuation, generate_from, prefill
+from statebridge.capture import Continuation, Generation, generate_from, prefill
 from statebridge.errors import DocumentError, StateMismatch
 from statebridge.state import Component, HybridState
 
@@ -33,7 +33,8 @@ class Reply:
     Attributes
     ----------
     text, new_ids
-        The receiver's continuation, as text without special tokens and as token ids [1, N].
+        The receiver's continuation as text without special tokens, and as token ids [R, N] for R returned
+        sequences, of which the text is the first.
     prefix_tokens, bridge_tokens
         Tokens whose state was handed over, and tokens that the receiver read itself.
     prefix_tokens_processed
@@ -65,7 +66,7 @@ def handoff(
     prompt: Prompt,
     *,
     bridge: Bridge,
-    state: HybridState | Continuation | None = None,
+    state: HybridState | Continuation | Generation | None = None,
     bridge_tokens: int = 1,
     **generation: Any,
 ) -> Reply:
@@ -81,8 +82,8 @@ def handoff(
     bridge
         A bridge of this pair.
     state
-        State of the source after a first part of the prompt, for example from an earlier turn in which the
-        source generated. Without it, the source reads the prompt now.
+        State of the source after a first part of the prompt: a state, a `Continuation`, or the `Generation` of
+        an earlier turn. Without it, the source reads the prompt now.
     bridge_tokens
         Tokens that the receiver reads itself (at least 1); with `state`, whatever follows the state.
     **generation
@@ -103,7 +104,8 @@ def handoff(
         pair.receiver_identity, "this bridge leads to another receiver", "Use a bridge fitted for this pair."
     )
     ids = _prompt_ids(pair.tokenizer, prompt)
-    seconds: dict[str, float] = {}
+    digest = tokenizer_digest(pair.tokenizer)
+    seconds: dict[str, float] = {"source_prefill": 0.0}
     clock = _Clock(pair)
     if state is None:
         if ids.shape[1] <= bridge_tokens:
@@ -111,17 +113,16 @@ def handoff(
                 f"The prompt has {ids.shape[1]} tokens; it needs more than the {bridge_tokens} bridge tokens."
             )
         with torch.inference_mode():
-            state = prefill(pair.source, ids[:, :-bridge_tokens], tokenizer=tokenizer_digest(pair.tokenizer))
-    seconds["source_prefill"] = clock.lap()
-    captured = state.state() if isinstance(state, Continuation) else state
+            state = prefill(pair.source, ids[:, :-bridge_tokens], tokenizer=digest)
+        seconds["source_prefill"] = clock.lap()
+    captured = state if isinstance(state, HybridState) else state.state()
     seconds["capture"] = clock.lap()
     rest = _after(ids, captured)
     translated = bridge(captured)
     seconds["translate"] = clock.lap()
     first = _FirstToken(clock)
     processors = [*(generation.pop("logits_processor", None) or []), first]
-    if "stop_strings" in generation:
-        generation.setdefault("tokenizer", pair.tokenizer)
+    generation.setdefault("tokenizer", pair.tokenizer)  # stop strings need it
     with torch.inference_mode():
         result = generate_from(pair.receiver, translated, rest, logits_processor=processors, **generation)
     seconds["generate"] = clock.lap()

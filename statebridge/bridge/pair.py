@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ from statebridge.state import ModelIdentity
 if TYPE_CHECKING:
     from statebridge.bridge.bridge import Bridge
     from statebridge.bridge.handoff import Prompt, Reply
-    from statebridge.capture import Continuation
+    from statebridge.capture import Continuation, Generation
     from statebridge.state import HybridState
 
 
@@ -77,13 +79,23 @@ class ModelPair:
             (receiver, receiver_revision, maps[1]),
         ):
             try:
-                model = transformers.AutoModelForCausalLM.from_pretrained(
-                    name, revision=revision, dtype=dtype, device_map=where, **options
+                model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+                    name,
+                    revision=revision,
+                    dtype=dtype,
+                    device_map=where,
+                    output_loading_info=True,
+                    **options,
                 )
                 tokenizer = transformers.AutoTokenizer.from_pretrained(name, revision=revision)
             except (OSError, ValueError, KeyError) as error:
                 hint = "" if Path(name).exists() else " (there is no such folder here either)"
                 raise UnsupportedModel(f"The model {name} cannot be loaded{hint}: {error}") from error
+            if missing := sorted(loading["missing_keys"]):
+                # transformers fills them with random values and a warning
+                raise UnsupportedModel(
+                    f"The checkpoint {name} lacks {len(missing)} weights, the first is {missing[0]}; fetch it again."
+                )
             models.append(model.eval())
             tokenizers.append(tokenizer)
         require_same_tokenizer(*tokenizers)
@@ -104,7 +116,7 @@ class ModelPair:
         prompt: Prompt,
         *,
         bridge: Bridge,
-        state: HybridState | Continuation | None = None,
+        state: HybridState | Continuation | Generation | None = None,
         bridge_tokens: int = 1,
         **generation: Any,
     ) -> Reply:
@@ -114,20 +126,25 @@ class ModelPair:
         return handoff(self, prompt, bridge=bridge, state=state, bridge_tokens=bridge_tokens, **generation)
 
 
+_digests: weakref.WeakKeyDictionary[Any, tuple[int, str]] = weakref.WeakKeyDictionary()
+
+
 def tokenizer_digest(tokenizer: Any) -> str:
     """sha256 of everything that decides how a tokenizer cuts text."""
+    known = _digests.get(tokenizer)
+    if known is not None and known[0] == len(tokenizer):
+        return known[1]
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    # truncation and padding are call-time settings that the backend remembers
     if backend is not None:
-        import json
-
         content = json.loads(backend.to_str())
-        content.pop("truncation", None)
-        content.pop("padding", None)
+        for setting in ("truncation", "padding"):  # of the latest call, which the backend remembers
+            content.pop(setting, None)
         text = json.dumps(content, sort_keys=True)
     else:
         text = repr(sorted(tokenizer.get_vocab().items()))
-    return hashlib.sha256(text.encode()).hexdigest()
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    _digests[tokenizer] = (len(tokenizer), digest)
+    return digest
 
 
 def require_same_tokenizer(source: Any, receiver: Any) -> None:
