@@ -13,7 +13,10 @@ replayed. Arms:
     handover + W      the state of x_1 … x_{L−W} handed over, the last W prefix tokens read by the receiver
     kv only           the bridge's keys and values alone, R and C left uninitialised
     gdn only          its R and C alone
-    wrong donor       the bridge's plan with the state of another document of equal length
+    wrong donor       the hand-over with the state of another document of equal length
+    calibrated        a bridge with a calibrator: its plan, then the calibrator; the plan alone is an arm too
+
+The hand-over is the bridge as it is: the arm "calibrated" where it has a calibrator, that of its plan where not.
 """
 
 from __future__ import annotations
@@ -80,6 +83,30 @@ class PrefixStates:
     native: Continuation
 
 
+def handovers(bridge: Bridge, plans: Sequence[str] = ()) -> dict[str, Bridge]:
+    """Arm -> bridge of every hand-over: the bridge as it is first, then its plan and `plans` uncalibrated.
+
+    Raises
+    ------
+    StateMismatch
+        When a plan copies between unequal shapes or translates what was not fitted.
+    """
+    plain = Bridge(bridge.config, bridge.translators)
+    first = {"calibrated": bridge} if getattr(bridge, "calibrator", None) is not None else {}
+    return first | {plan: plain.with_plan(plan) for plan in dict.fromkeys((bridge.config.plan, *plans))}
+
+
+def batches(count: int, size: int) -> list[tuple[int, int]]:
+    """First and last (exclusive) of each batch; a last row of its own joins the batch before it.
+
+    Alone in a batch, it would have no other's state as its wrong donor.
+    """
+    starts = list(range(0, count, size))
+    if len(starts) > 1 and count - starts[-1] == 1:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], count], strict=True))
+
+
 def read_prefix(pair: ModelPair, ids: torch.Tensor, protocol: Protocol) -> PrefixStates:
     """Let both models read the prefixes of `ids` [B, L + 1 + P].
 
@@ -119,7 +146,7 @@ def arm_logits(
     protocol
         Lengths.
     plans
-        Plans to score besides the bridge's own; the bridge's own comes first.
+        Plans to score besides the bridge's own; the hand-over comes first.
     windows
         W of each truncated read by the receiver without a state.
     handover_windows
@@ -133,7 +160,7 @@ def arm_logits(
     fed = ids[:, protocol.prefix : protocol.prefix + protocol.targets]
     # the native continuation changes its cache in place, so what others need of it is captured first
     own = read.native.state() if "restore" in controls else None
-    plans = list(dict.fromkeys((bridge.config.plan, *plans)))
+    bridges = handovers(bridge, plans)
     with torch.inference_mode():
         yield "native", continue_from(pair.receiver, read.native, fed).logits
         if own is not None:
@@ -145,9 +172,8 @@ def arm_logits(
         for window in windows:
             kept = ids[:, protocol.prefix - window : protocol.prefix + protocol.targets]
             yield f"window {window}", _plain(pair.receiver, kept, protocol)
-        for plan in plans:
-            state = bridge.with_plan(plan)(read.source)
-            yield plan, continue_from(pair.receiver, state, fed).logits
+        for arm, its_bridge in bridges.items():
+            yield arm, continue_from(pair.receiver, its_bridge(read.source), fed).logits
         for window in handover_windows:
             cut = protocol.prefix - window
             state = bridge(prefill(pair.source, ids[:, :cut]).state())
@@ -160,8 +186,11 @@ def arm_logits(
             state = bridge(read.source).without("K")
             yield "gdn only", continue_from(pair.receiver, state, fed, allow_partial=True).logits
         if "wrong donor" in controls and len(ids) > 1:
-            donors = torch.arange(len(ids)).roll(1)
-            yield "wrong donor", continue_from(pair.receiver, bridge(read.source.select(donors)), fed).logits
+            donors = read.source.select(torch.arange(len(ids)).roll(1))
+            yield "wrong donor", continue_from(pair.receiver, bridge(donors), fed).logits
+            plan = bridge.config.plan
+            if "calibrated" in bridges:
+                yield f"wrong donor {plan}", continue_from(pair.receiver, bridges[plan](donors), fed).logits
 
 
 def score(logits: torch.Tensor, native: torch.Tensor, targets: torch.Tensor) -> ArmScores:

@@ -1,8 +1,9 @@
 """Run an evaluation: every arm on every document, kept per document, arm and position.
 
-A run is a folder: `config.yaml`, `scores.parquet` (one row per document, arm and position), `result.json`.
-Each batch of documents is written when it is done, so an interrupted run goes on; several processes share the
-batches. A folder with other settings, models or documents is refused.
+A run is a folder: `config.yaml`, `scores.parquet` (one row per document, arm and position), a table for each
+further section, `result.json`, and one folder under `branches/` for each further protocol. Each batch of
+documents is written when it is done, so an interrupted run goes on; several processes share the batches. A
+folder with other settings, models or documents is refused.
 """
 
 from __future__ import annotations
@@ -16,14 +17,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-import yaml
 
-from statebridge.bridge import Bridge, Document, ModelPair, load_documents, token_windows, tokenizer_digest
-from statebridge.capture.model import backend_of
-from statebridge.errors import ConfigError
-from statebridge.evaluate.arms import ArmScores, Protocol, score_arms
-from statebridge.evaluate.config import EvaluateConfig
-from statebridge.evaluate.summary import summarise
+from statebridge.bridge import (
+    Bridge,
+    Document,
+    ModelPair,
+    TokenWindow,
+    load_documents,
+    token_windows,
+)
+from statebridge.errors import StatebridgeError
+from statebridge.evaluate.arms import ArmScores, Protocol, batches, score_arms
+from statebridge.evaluate.check import check
+from statebridge.evaluate.config import BranchConfig, EvaluateConfig, GenerationConfig, RecallConfig
+from statebridge.evaluate.provenance import claim, environment, provenance_of
+from statebridge.evaluate.sections import Section, further_sections
+from statebridge.evaluate.summary_run import summarise_run
 from statebridge.state.atomic import atomic_file
 
 METRICS = ("nll", "top1", "kl", "js")
@@ -65,75 +74,111 @@ def evaluate(
         When there are too few documents that are long enough.
     ConfigError
         When the settings contradict themselves or the folder holds another run.
+    StateMismatch
+        When the bridge is for another pair, or a plan cannot be carried out.
+    StatebridgeError
+        When an arm scores NaN; names the arm and the document.
     """
     from accelerate import PartialState
 
     config = config or EvaluateConfig()
-    _check(config)
+    hand = check(pair, bridge, config)
     process = PartialState()
     folder = Path(out)
-    protocol = Protocol(config.prefix, config.targets)
+    # kept, because a branch reads the documents again
+    documents = None if documents is None else list(documents)
     windows = token_windows(
         load_documents(config.documents) if documents is None else documents,
         pair.tokenizer,
-        protocol.length,
+        Protocol(config.prefix, config.targets).length,
         config.skip + config.count,
         config.documents.window,
         config.seed,
     )[config.skip :]
-    provenance = _provenance(pair, bridge, [window.id for window in windows])
-    _claim(folder, config, provenance, process.is_main_process)
+    sections = [
+        _scores(pair, bridge, config, windows),
+        *further_sections(pair, bridge, config, windows),
+    ]
+    provenance = provenance_of(pair, bridge, [window.id for window in windows])
+    claim(folder, config, provenance, process.is_main_process)
     process.wait_for_everyone()
-    # a last document of its own would have no other's state as its wrong donor
-    size = config.batch_size
-    starts = list(range(0, len(windows), size))
-    if len(windows) % size == 1:
-        starts.pop()
-    jobs = [(a, b) for a, b in zip(starts, [*starts[1:], len(windows)], strict=True)]
-    mine = jobs[process.process_index :: process.num_processes]
-    for done, (first, last) in enumerate(mine):
-        progress("score", sum(b - a for a, b in mine[:done]), sum(b - a for a, b in mine))
-        part = folder / "parts" / f"{first:06d}.parquet"
-        if not part.exists():
-            batch = windows[first:last]
-            scores = score_arms(
-                pair,
-                torch.stack([window.ids for window in batch]),
-                protocol,
-                bridge=bridge,
-                plans=config.plans,
-                windows=config.windows,
-                handover_windows=config.handover_windows,
-                controls=config.controls,
-            )
-            with atomic_file(part) as temporary:
-                pq.write_table(_rows([window.id for window in batch], scores), temporary)
-    progress("score", len(windows), len(windows))
-    process.wait_for_everyone()
-    table = pa.concat_tables([pq.read_table(folder / "parts" / f"{first:06d}.parquet") for first, _ in jobs])
-    result = summarise(table, bridge.config.plan, config) | {"provenance": provenance}
+    tables = {section.name: _table(section, folder, process, progress) for section in sections}
+    result = summarise_run(tables, hand, config) | {
+        "bridge": {
+            key: bridge.config.fit[key] for key in ("errors", "calibration") if key in bridge.config.fit
+        },
+        "environment": environment(process.num_processes),
+        "provenance": provenance,
+    }
     if process.is_main_process:
-        with atomic_file(folder / "scores.parquet") as temporary:
-            pq.write_table(table, temporary)
+        for name, table in tables.items():
+            with atomic_file(folder / f"{name}.parquet") as temporary:
+                pq.write_table(table, temporary)
         with atomic_file(folder / "result.json") as temporary:
             temporary.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for branch in config.branches:
+        if result["branches"][branch.name]["status"] != "not run":
+            settings, where = _branch(config, branch), folder / "branches" / branch.name
+            evaluate(pair, bridge, settings, out=where, documents=documents, progress=progress)
     return result
 
 
-def _check(config: EvaluateConfig) -> None:
-    if config.count < 2 or config.batch_size < 2:
-        raise ConfigError(
-            "count and batch_size must be at least 2: the wrong donor is another document of the batch."
+def _scores(pair: ModelPair, bridge: Bridge, config: EvaluateConfig, windows: list[TokenWindow]) -> Section:
+    def compute(first: int, last: int) -> pa.Table:
+        names = [window.id for window in windows[first:last]]
+        scores = score_arms(
+            pair,
+            torch.stack([window.ids for window in windows[first:last]]),
+            Protocol(config.prefix, config.targets),
+            bridge=bridge,
+            plans=config.plan_names,
+            windows=config.windows,
+            handover_windows=config.handover_windows,
+            controls=config.controls,
         )
-    widest = max((*config.windows, *config.handover_windows), default=0)
-    if widest >= config.prefix:
-        raise ConfigError(f"windows: {widest} tokens are not fewer than the prefix of {config.prefix}.")
-    needed = {
-        metric.split(" − ")[-1] for gate in config.gates.values() for g in gate for metric in [g.metric]
-    }
-    missing = (needed & {"source", "kv only", "gdn only", "wrong donor"}) - set(config.controls)
-    if missing:
-        raise ConfigError(f"gates need the arms {', '.join(sorted(missing))}; add them to controls.")
+        for arm, found in scores.items():
+            if bool((bad := ~torch.isfinite(found.nll).all(1)).any()):
+                document = names[int(bad.int().argmax())]
+                raise StatebridgeError(
+                    f"The arm {arm} scores NaN or infinity on the document {document!r}; look for NaN in its state "
+                    "or its model, or use another dtype. Batches that were done are kept."
+                )
+        return _rows(names, scores)
+
+    return Section("scores", batches(len(windows), config.batch_size), compute)
+
+
+def _table(section: Section, folder: Path, process: Any, progress: Progress) -> pa.Table:
+    """Compute this process's share of a section's batches; give the batches of all."""
+    parts = folder / "parts" / section.name
+    parts.mkdir(parents=True, exist_ok=True)
+    mine = section.jobs[process.process_index :: process.num_processes]
+    total = sum(last - first for first, last in mine)
+    done = 0
+    for first, last in mine:
+        progress(section.name, done, total)
+        part = parts / f"{first:06d}.parquet"
+        if not part.exists():
+            table = section.compute(first, last)
+            with atomic_file(part) as temporary:
+                pq.write_table(table, temporary)
+        done += last - first
+    progress(section.name, done, total)
+    process.wait_for_everyone()
+    return pa.concat_tables([pq.read_table(parts / f"{first:06d}.parquet") for first, _ in section.jobs])
+
+
+def _branch(config: EvaluateConfig, branch: BranchConfig) -> EvaluateConfig:
+    """The settings of a branch: its lengths, the arms of the main run, no sections and no further branches."""
+    return dataclasses.replace(
+        config,
+        prefix=branch.prefix,
+        targets=branch.targets or config.targets,
+        count=branch.count or config.count,
+        recall=RecallConfig(),
+        generation=GenerationConfig(),
+        branches=(),
+    )
 
 
 def _rows(documents: list[str], scores: Mapping[str, ArmScores]) -> pa.Table:
@@ -150,39 +195,3 @@ def _rows(documents: list[str], scores: Mapping[str, ArmScores]) -> pa.Table:
             for metric in METRICS:
                 columns[metric] += getattr(found, metric)[row].tolist()
     return pa.table({"document": names, "arm": arms, "position": positions, **columns})
-
-
-def _provenance(pair: ModelPair, bridge: Bridge, documents: list[str]) -> dict[str, Any]:
-    return {
-        "source": {"name": pair.source_identity.name, "weights": pair.source_identity.weights},
-        "receiver": {"name": pair.receiver_identity.name, "weights": pair.receiver_identity.weights},
-        "tokenizer": tokenizer_digest(pair.tokenizer),
-        "plan": bridge.config.plan,
-        "backend": {
-            "source": dict(backend_of(pair.source)),
-            "receiver": dict(backend_of(pair.receiver)),
-        },
-        "documents": documents,
-    }
-
-
-def _claim(folder: Path, config: EvaluateConfig, provenance: dict[str, Any], main: bool) -> None:
-    (folder / "parts").mkdir(parents=True, exist_ok=True)
-    content = json.loads(json.dumps({"evaluate": dataclasses.asdict(config), "provenance": provenance}))
-    path = folder / "config.yaml"
-    if path.exists():
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        for part in ("evaluate", "provenance"):
-            old = found.get(part, {}) if isinstance(found, dict) else {}
-            changed = sorted(
-                k for k in content[part].keys() | old.keys() if content[part].get(k) != old.get(k)
-            )
-            if changed:
-                raise ConfigError(
-                    f"{folder} holds a run with another {', '.join(changed)}; choose another folder or delete it."
-                )
-    elif main:
-        with atomic_file(path) as temporary:
-            temporary.write_text(
-                yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8"
-            )

@@ -12,7 +12,18 @@ import numpy as np
 import pyarrow as pa
 
 from statebridge.evaluate.config import EvaluateConfig, GateConfig
-from statebridge.stats import Bootstrap, Interval, ScoreTable, difference, excess, mean_score, ncr, tqr
+from statebridge.stats import (
+    Bootstrap,
+    Interval,
+    ScoreTable,
+    cells,
+    difference,
+    effects,
+    excess,
+    mean_score,
+    ncr,
+    tqr,
+)
 
 
 def scores_by_arm(table: pa.Table, metric: str) -> tuple[list[str], dict[str, np.ndarray[Any, Any]]]:
@@ -49,7 +60,7 @@ def summarise(table: pa.Table, plan: str, config: EvaluateConfig) -> dict[str, A
         )
         for metric in ("top1", "kl", "js")
     }
-    arms: dict[str, dict[str, Any]] = {}
+    arms: dict[str, dict[str, Interval]] = {}
     for arm in nll:
         measured: dict[str, Interval] = {"nll": mean_score(means, arm, bootstrap)}
         measured["excess"] = excess(means, arm, bootstrap)
@@ -57,26 +68,54 @@ def summarise(table: pa.Table, plan: str, config: EvaluateConfig) -> dict[str, A
             measured["ncr"] = ncr(means, arm, bootstrap)
         if "source" in nll:
             measured["tqr"] = tqr(means, arm, bootstrap)
-        measured |= {metric: mean_score(scores, arm, bootstrap) for metric, scores in others.items()}
-        arms[arm] = {name: _plain(interval) for name, interval in measured.items()}
+        arms[arm] = measured | {
+            metric: mean_score(scores, arm, bootstrap) for metric, scores in others.items()
+        }
     differences = {
         f"handover − {arm}": difference(means, plan, arm, bootstrap)
         for arm in nll
         if arm not in ("native", plan)
     }
-    handover = {name: _interval(value) for name, value in arms[plan].items()} | differences
-    return {
+    result: dict[str, Any] = {
         "handover": plan,
         "documents": len(documents),
-        "arms": arms,
-        "differences": {name: _plain(interval) for name, interval in differences.items()},
+        "arms": {arm: {name: plain(value) for name, value in found.items()} for arm, found in arms.items()},
+        "differences": {name: plain(interval) for name, interval in differences.items()},
         "excess_by_position": {
             arm: (values - nll["native"]).mean(0).round(6).tolist()
             for arm, values in nll.items()
             if arm != "native"
         },
-        "gates": {name: _gate(inequalities, handover) for name, inequalities in config.gates.items()},
+        "equal_cost": _equal_cost(means, plan, bootstrap),
+        "gates": {
+            name: _gate(inequalities, arms[plan] | differences) for name, inequalities in config.gates.items()
+        },
     }
+    if set(cells(3)) <= set(nll):
+        result["effects"] = {name: plain(value) for name, value in effects(means, bootstrap).items()}
+    return result
+
+
+def _equal_cost(means: ScoreTable, handover: str, bootstrap: Bootstrap) -> list[dict[str, Any]]:
+    """The hand-over against the plain truncated read, where the receiver reads as many tokens itself.
+
+    Each row: `tokens` of the prefix that the receiver reads, the two arms, and hand-over − plain read.
+    """
+    pairs = [(0, handover, "empty")]
+    for arm in means.arms:
+        if arm.startswith("handover + "):
+            tokens = int(arm.removeprefix("handover + "))
+            pairs.append((tokens, arm, f"window {tokens}"))
+    return [
+        {
+            "tokens": tokens,
+            "handover": ours,
+            "plain": theirs,
+            "difference": plain(difference(means, ours, theirs, bootstrap)),
+        }
+        for tokens, ours, theirs in pairs
+        if theirs in means.arms
+    ]
 
 
 def verdict(gate: GateConfig, interval: Interval) -> str:
@@ -94,16 +133,16 @@ def _gate(inequalities: tuple[GateConfig, ...], measured: dict[str, Interval]) -
     for gate in inequalities:
         interval = measured[gate.metric]
         rows.append(
-            {**dataclasses.asdict(gate), "measured": _plain(interval), "verdict": verdict(gate, interval)}
+            {**dataclasses.asdict(gate), "measured": plain(interval), "verdict": verdict(gate, interval)}
         )
     found = {row["verdict"] for row in rows}
     whole = "fail" if "fail" in found else "inconclusive" if "inconclusive" in found else "pass"
     return {"verdict": whole, "inequalities": rows}
 
 
-def _plain(interval: Interval) -> dict[str, Any]:
-    return dataclasses.asdict(interval)
-
-
-def _interval(data: dict[str, Any]) -> Interval:
-    return Interval(**data)
+def plain(interval: Interval) -> dict[str, Any]:
+    """An interval as JSON knows it: None where it is undefined or infinite."""
+    return {
+        name: None if isinstance(value, float) and not np.isfinite(value) else value
+        for name, value in dataclasses.asdict(interval).items()
+    }
