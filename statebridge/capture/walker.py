@@ -189,23 +189,45 @@ def install_layer(
         layer.conv_kernel_size[0] = conv.shape[-1]
         layer.is_conv_states_initialized[0] = layer.has_previous_state[0] = True
     if state.recurrent_state is not None:
-        layer.recurrent_states[0] = placed("recurrent_state", state.recurrent_state)
-        layer.is_recurrent_states_initialized[0] = layer.has_previous_state[0] = True
+        recurrent = placed("recurrent_state", state.recurrent_state)
+        if isinstance(layer, _AssignRecurrent):
+            layer.update_recurrent_state(recurrent)
+        else:
+            # by hand, because updating an empty layer would take the dtype from elsewhere and copy once more
+            layer.recurrent_states[0] = recurrent
+            layer.is_recurrent_states_initialized[0] = True
+        layer.has_previous_state[0] = True
+
+
+class _CopyAssigns(torch.Tensor):
+    """An installed R that steps of one token may `copy_` into, as Mamba's do.
+
+    The copy would overwrite what autograd saved of the step, so it assigns to the layer instead.
+    """
+
+    layer: _AssignRecurrent
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is torch.Tensor.copy_ and isinstance(args[0], cls):
+                return args[0].layer.update_recurrent_state(args[1])
+            return func(*args, **(kwargs or {}))
 
 
 class _AssignRecurrent:
-    """Assign a new recurrent state instead of copying into the one that the forward pass used.
-
-    The copy would overwrite a tensor that autograd saved, so no gradient could pass through an installed R.
-    """
+    """Assign a new recurrent state instead of copying into the one that the forward pass used."""
 
     recurrent_states: dict[int, torch.Tensor]
+    is_recurrent_states_initialized: dict[int, bool]
 
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: Any
     ) -> torch.Tensor:
-        self.is_recurrent_states_initialized[state_idx] = True  # type: ignore[attr-defined]
-        self.recurrent_states[state_idx] = recurrent_states
+        held = recurrent_states.as_subclass(_CopyAssigns)
+        held.layer = self
+        self.recurrent_states[state_idx] = held
+        self.is_recurrent_states_initialized[state_idx] = True
         return recurrent_states
 
 

@@ -1,0 +1,163 @@
+"""A state is a value: nothing done to a cache or model moves it, and two restores share no memory."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import tiny
+import torch
+from models import LAYOUTS, run, snapshot, tensors_of, unmoved
+
+import statebridge
+from statebridge.capture.walker import layer_parts
+
+PREFIX = 30
+
+
+@pytest.fixture(params=LAYOUTS)
+def family(request) -> str:
+    return request.param
+
+
+def captured(family: str):
+    model = tiny.build(family)
+    ids = tiny.ids(2, PREFIX + 5, seed=31)
+    _, cache = run(model, ids[:, :PREFIX])
+    return model, cache, statebridge.capture(model, cache, input_ids=ids[:, :PREFIX]), ids[:, PREFIX:]
+
+
+def memory(*tensors: torch.Tensor) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
+def cached(cache) -> list[torch.Tensor]:
+    return [tensor for layer in cache.layers for tensor in layer_parts(layer).values()]
+
+
+def test_capture_and_restores_share_no_memory(family: str) -> None:
+    model, cache, state, _ = captured(family)
+    one, two = statebridge.restore(state, model), statebridge.restore(state, model)
+    places = [memory(*cached(cache)), memory(*tensors_of(state)), memory(*cached(one)), memory(*cached(two))]
+    assert len(set.union(*places)) == sum(map(len, places))
+    count = sum(len(list(layer.tensors())) for layer in state.layers)
+    assert len(cached(one)) == len(cached(two)) == count
+
+
+def test_nothing_done_to_a_cache_moves_the_state(family: str) -> None:
+    model, cache, state, after = captured(family)
+    before = snapshot(state)
+    expected = statebridge.continue_from(model, state, after).logits
+    run(model, after, cache)
+    one, two = statebridge.restore(state, model), statebridge.restore(state, model)
+    run(model, after.flip(1), one)
+    statebridge.generate_from(model, state, after, max_new_tokens=4, do_sample=True)
+    assert unmoved(state, before)
+    # the other restore has not moved either, and neither has a fork of a live continuation
+    assert torch.equal(run(model, after, two)[0], expected)
+    live = statebridge.continue_from(model, state, after[:, :2])
+    fork = live.state()
+    kept = snapshot(fork)
+    ahead = statebridge.continue_from(model, live, after[:, 2:]).logits
+    assert unmoved(fork, kept)
+    assert torch.equal(statebridge.continue_from(model, fork, after[:, 2:]).logits, ahead)
+    for tensor in cached(one):
+        tensor.fill_(torch.nan)
+    del one, cache
+    gc.collect()
+    assert unmoved(state, before)
+    assert torch.equal(statebridge.continue_from(model, state, after).logits, expected)
+
+
+def test_nothing_done_to_the_callers_tensors_moves_the_state() -> None:
+    model = tiny.build("qwen3_5")
+    ids = tiny.ids(2, PREFIX)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    cache = statebridge.prefill(model, ids, mask).cache
+    state = statebridge.capture(model, cache, input_ids=ids, attention_mask=mask, position_ids=positions)
+    before = snapshot(state)
+    for tensor in (ids, mask, positions):
+        tensor.zero_()
+    assert unmoved(state, before)
+    assert state.bookkeeping.positions[0, -1] == PREFIX - 5
+
+
+def test_training_on_a_restored_cache_does_not_move_the_state(family: str) -> None:
+    model = tiny.build.__wrapped__(family)  # a model of its own, because it is trained
+    ids = tiny.ids(2, PREFIX + 5, seed=31)
+    state = statebridge.prefill(model, ids[:, :PREFIX]).state()
+    before = snapshot(state)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    live = statebridge.continue_from(model, state, ids[:, PREFIX:], differentiable=True)
+    live.logits.logsumexp(-1).sum().backward()
+    optimizer.step()
+    assert unmoved(state, before)
+    with pytest.raises(statebridge.errors.StateMismatch, match="weights: expected"):
+        statebridge.continue_from(model, state, ids[:, PREFIX:])  # it is another model now
+
+
+def test_captured_in_inference_mode_and_continued_outside() -> None:
+    for family in tiny.available():
+        model = tiny.build(family)
+        ids = tiny.ids(2, PREFIX + 5, seed=31)
+        with torch.inference_mode():
+            live = statebridge.prefill(model, ids[:, :PREFIX])
+            state = live.state()
+            statebridge.continue_from(model, live, ids[:, PREFIX : PREFIX + 2])
+            _, cache = run(model, ids[:, :PREFIX])
+            foreign = statebridge.capture(model, cache, input_ids=ids[:, :PREFIX])
+        assert not any(tensor.is_inference() for layer in state.layers for _, tensor in layer.tensors())
+        for here in (state, foreign):
+            first = statebridge.continue_from(model, here, ids[:, PREFIX : PREFIX + 2])
+            second = statebridge.continue_from(model, first, ids[:, PREFIX + 2 :])
+            assert not second.logits.requires_grad
+        # a live continuation that began in inference mode goes on outside it
+        assert torch.equal(statebridge.continue_from(model, live, ids[:, PREFIX + 2 :]).logits, second.logits)
+        with torch.inference_mode():  # and the other way round
+            inside = statebridge.continue_from(model, state, ids[:, PREFIX : PREFIX + 2])
+        assert torch.equal(
+            statebridge.continue_from(model, inside, ids[:, PREFIX + 2 :]).logits, second.logits
+        )
+
+
+def test_a_failed_restore_leaves_everything_as_it_was(family: str) -> None:
+    """Nothing half-installed: the next continuation in the same process is right."""
+    model, _, state, after = captured(family)
+    before = snapshot(state)
+    expected = statebridge.continue_from(model, state, after).logits
+    broken = statebridge.HybridState(state.layers[:-1], state.bookkeeping)
+    for _ in range(2):
+        with pytest.raises(statebridge.errors.StateMismatch):
+            statebridge.restore(broken, model)
+    assert unmoved(state, before)
+    assert torch.equal(statebridge.continue_from(model, state, after).logits, expected)
+
+
+def test_measuring_a_model_leaves_it_as_it_was() -> None:
+    model = tiny.build.__wrapped__("qwen3_5")
+    model.train()
+    model.model.layers[0].eval()
+    model.gradient_checkpointing_enable()
+    modes = [module.training for module in model.modules()]
+    state = torch.get_rng_state()
+    statebridge.capture.identity_of(model)
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_one_row_never_reads_another(family: str) -> None:
+    """Changing one row's prefix leaves the other row's logits bit-equal, and swapping rows swaps them."""
+    model = tiny.build(family)
+    ids, after = tiny.ids(2, PREFIX, seed=41), tiny.ids(2, 4, seed=42)
+    other = ids.clone()
+    other[1] = tiny.ids(1, PREFIX, seed=43)
+    one = statebridge.prefill(model, ids).state()
+    two = statebridge.prefill(model, other).state()
+    a, b = (statebridge.continue_from(model, state, after).logits for state in (one, two))
+    assert torch.equal(a[0], b[0])
+    assert (a[1] - b[1]).abs().max() > 1e-2
+    swapped = statebridge.continue_from(model, one.select([1, 0]), after.flip(0)).logits
+    assert torch.equal(swapped.flip(0), a)
