@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from statebridge.bridge.config import PLANS, Plan
-from statebridge.errors import StateFileError
+from statebridge.errors import FitError, StateFileError
 from statebridge.state import ModelIdentity
 from statebridge.state.file import atomic_file
 from statebridge.translate import BlockAffine, HeadAffine, HeadBilinear, Translator
@@ -141,7 +141,7 @@ def read_folder(folder: Path) -> tuple[BridgeConfig, dict[tuple[int, str], Trans
             fit=dict(content["fit"]),
         )
         translators = _translators(load_file(weights), len(config.source.layers))
-    except (*_MALFORMED, StateFileError) as error:
+    except (*_MALFORMED, FitError, StateFileError) as error:
         raise malformed(folder, error) from error
     known = {f.name for f in dataclasses.fields(BridgeConfig)} | {
         "format",

@@ -107,9 +107,9 @@ class Bridge(ModelHubMixin, library_name="statebridge"):
         positions = book.positions if turns else None
         with torch.inference_mode(False), torch.no_grad():
             layers = tuple(self._layer(i, layer, positions) for i, layer in enumerate(state.layers))
-        copies: dict[str, Any] = {
-            name: value.clone() for name, value in vars(book).items() if isinstance(value, torch.Tensor)
-        }
+            copies: dict[str, Any] = {
+                name: value.clone() for name, value in vars(book).items() if isinstance(value, torch.Tensor)
+            }
         moved = dataclasses.replace(book, model=self.config.receiver, **copies)
         return HybridState(layers, moved).validate()
 
