@@ -5,22 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # no screen is needed to save a picture
-
 import matplotlib.pyplot as plt
 
+from statebridge.evaluate import palette
 from statebridge.evaluate.demo import DemoResult
-
-_INK, _MUTED, _GOOD, _BAD = "#1f2933", "#9aa5b1", "#0b7285", "#c92a2a"
-_COLOURS = {"native": _INK, "handover": _GOOD, "source": _MUTED, "empty": "#d9a441", "wrong donor": _BAD}
-_LABELS = {"handover": "hand-over"}
 
 
 def save_demo_plot(result: DemoResult, path: Path) -> None:
     """Draw `result` into a PNG file."""
-    with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+    with palette.style():
         figure, (times, scores, moved) = plt.subplots(
             1, 3, figsize=(12.5, 3.9), width_ratios=(1.15, 1.25, 0.8), layout="constrained"
         )
@@ -32,18 +25,16 @@ def save_demo_plot(result: DemoResult, path: Path) -> None:
             f"prefix tokens the receiver read: {result.prefix_tokens_processed}",
             fontsize=11,
         )
-        figure.savefig(path, dpi=130)
-        plt.close(figure)
+        palette.save(figure, path)
 
 
 def _times(axis: Any, result: DemoResult) -> None:
-    parts = [("capture", "#66a3b0"), ("translate", "#2f8a9c"), ("first_token", _GOOD)]
     left = 0.0
-    for name, colour in parts:
+    for name, colour in zip(("capture", "translate", "first_token"), palette.SHADES[::-1], strict=True):
         width = result.seconds[name]
         axis.barh("hand-over", width, left=left, color=colour, label=name.replace("_", " "))
         left += width
-    axis.barh("re-reading", result.seconds["reread"], color=_INK, label="read the prefix")
+    axis.barh("re-reading", result.seconds["reread"], color=palette.INK, label="read the prefix")
     axis.set_title(
         f"Time to the receiver's first token\n{result.speedup:.0f}× sooner by hand-over", fontsize=10
     )
@@ -55,7 +46,7 @@ def _times(axis: Any, result: DemoResult) -> None:
 def _scores(axis: Any, result: DemoResult) -> None:
     arms = list(result.nll)
     values = [result.nll[arm] for arm in arms]
-    bars = axis.bar([_LABELS.get(a, a) for a in arms], values, color=[_COLOURS[arm] for arm in arms])
+    bars = axis.bar([palette.label(a) for a in arms], values, color=[palette.colour(a) for a in arms])
     axis.bar_label(bars, fmt="%.2f", fontsize=9, padding=2)
     spread = max(values) - min(values)
     axis.set_ylim(max(min(values) - spread, 0), max(values) + 0.2 * spread)
@@ -70,7 +61,7 @@ def _scores(axis: Any, result: DemoResult) -> None:
 def _bytes(axis: Any, result: DemoResult) -> None:
     names = {"K": "K  keys, values", "R": "R  recurrent", "C": "C  convolution"}
     sizes = {names[c]: n / 2**20 for c, n in result.moved_bytes.items()}
-    bars = axis.barh(list(sizes), list(sizes.values()), color=[_GOOD, "#2f8a9c", "#66a3b0"])
+    bars = axis.barh(list(sizes), list(sizes.values()), color=palette.SHADES)
     axis.bar_label(bars, fmt="%.2f", fontsize=9, padding=3)
     axis.set_xlim(0, 1.3 * max(sizes.values()))
     axis.set_title(f"State moved\n{sum(sizes.values()):.1f} MiB in all", fontsize=10)

@@ -70,10 +70,11 @@ def wilson(hits: int, n: int) -> dict[str, Any]:
     z = 1.959963984540054
     centre = (hits + z * z / 2) / (n + z * z)
     half = z / (n + z * z) * float(np.sqrt(hits * (n - hits) / n + z * z / 4))
+    share = hits / n  # which rounding must not leave outside of its interval
     return {
-        "estimate": hits / n,
-        "low": max(centre - half, 0.0),
-        "high": min(centre + half, 1.0),
+        "estimate": share,
+        "low": min(max(centre - half, 0.0), share),
+        "high": max(min(centre + half, 1.0), share),
         "level": 0.95,
         "n": n,
     }
