@@ -22,8 +22,9 @@ import safetensors
 import torch
 from safetensors.torch import load_file, save_file
 
-from statebridge.bridge.config import PLANS, Plan
-from statebridge.errors import FitError, StateFileError
+from statebridge.calibrate import Calibrator
+from statebridge.errors import ConfigError, FitError, StateFileError
+from statebridge.select import Plan
 from statebridge.state import ModelIdentity
 from statebridge.state.file import atomic_file
 from statebridge.translate import BlockAffine, HeadAffine, HeadBilinear, Translator
@@ -38,6 +39,7 @@ MAPS: dict[str, type[Translator]] = {
     "conv_state": BlockAffine,
 }
 Translators = Mapping[tuple[int, str], Translator]
+_CALIBRATOR = "calibrator."  # before the names of the calibrator's own tensors
 _TENSOR_NAME = re.compile(r"layers\.([0-9]{1,6})\.([a-z_]+)\.(.+)")
 
 
@@ -50,21 +52,26 @@ class BridgeConfig:
     source, receiver
         Identities of the two models.
     plan
-        Per component K, R, C: "T" translate or "D" copy.
+        Per component K, R, C: "T" translate or "D" copy, in the written form of `Plan`.
     tokenizer
         Digest of the tokenizer that both models share, "" when unknown.
     fit
         How the translators were fitted: settings, documents, errors on validation documents.
+    calibration
+        How the calibrator was trained: settings, documents, curves, ablation; empty without one.
     """
 
     source: ModelIdentity
     receiver: ModelIdentity
-    plan: Plan = "DDD"
+    plan: str = "DDD"
     tokenizer: str = ""
     fit: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Mapping[str, Any] = field(default_factory=dict)
 
 
-def write_folder(folder: Path, config: BridgeConfig, translators: Translators, card: str) -> None:
+def write_folder(
+    folder: Path, config: BridgeConfig, translators: Translators, calibrator: Calibrator | None, card: str
+) -> None:
     """Write a bridge; a card that is there stays if it belongs to this very bridge.
 
     Raises
@@ -77,6 +84,10 @@ def write_folder(folder: Path, config: BridgeConfig, translators: Translators, c
         for (index, name), translator in translators.items()
         for part, tensor in translator.tensors().items()
     }
+    if calibrator is not None:
+        tensors |= {
+            _CALIBRATOR + name: tensor.cpu().contiguous() for name, tensor in calibrator.tensors().items()
+        }
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -105,7 +116,7 @@ def write_folder(folder: Path, config: BridgeConfig, translators: Translators, c
         new_card.write_bytes(paths[1].read_bytes() if same else card.encode())
 
 
-def read_folder(folder: Path) -> tuple[BridgeConfig, dict[tuple[int, str], Translator]]:
+def read_folder(folder: Path) -> tuple[BridgeConfig, dict[tuple[int, str], Translator], Calibrator | None]:
     """Read a bridge and check its digest; unknown keys of a later minor version are ignored with a warning.
 
     Raises
@@ -131,17 +142,24 @@ def read_folder(folder: Path) -> tuple[BridgeConfig, dict[tuple[int, str], Trans
     try:
         if content["maps"] != {name: kind.__name__ for name, kind in MAPS.items()}:
             raise ValueError(f"maps {content['maps']}")
-        if content["plan"] not in PLANS:
-            raise ValueError(f"plan {content['plan']!r}")
         config = BridgeConfig(
             source=ModelIdentity.from_dict(content["source"]),
             receiver=ModelIdentity.from_dict(content["receiver"]),
-            plan=content["plan"],
+            plan=str(Plan.parse(content["plan"])),
             tokenizer=str(content["tokenizer"]),
             fit=dict(content["fit"]),
+            calibration=dict(content.get("calibration", {})),
         )
-        translators = _translators(load_file(weights), len(config.source.layers))
-    except (*_MALFORMED, FitError, StateFileError) as error:
+        tensors = load_file(weights)
+        trained = {
+            # clones, because safetensors gives views of the mapped file
+            name.removeprefix(_CALIBRATOR): tensors.pop(name).clone()
+            for name in list(tensors)
+            if name.startswith(_CALIBRATOR)
+        }
+        calibrator = Calibrator.from_tensors(trained) if trained else None
+        translators = _translators(tensors, len(config.source.layers))
+    except (*_MALFORMED, ConfigError, FitError, StateFileError) as error:
         raise malformed(folder, error) from error
     known = {f.name for f in dataclasses.fields(BridgeConfig)} | {
         "format",
@@ -154,7 +172,7 @@ def read_folder(folder: Path) -> tuple[BridgeConfig, dict[tuple[int, str], Trans
             f"{path} was saved by a later version of statebridge; ignoring {', '.join(unknown)}.",
             stacklevel=3,
         )
-    return config, translators
+    return config, translators, calibrator
 
 
 #: What reading JSON and tensors of unexpected shape can raise.

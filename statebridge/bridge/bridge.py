@@ -4,7 +4,8 @@
 
 A plan says per component (K, R, C) whether its fitted translator is applied (T) or the component is copied
 (D). Keys are un-rotated before their map and rotated for the receiver after it; a copy turns them too where
-the models rotate differently. Knows states, maps and identities, no models and no layout on disk (artefact.py).
+the models rotate differently. A calibrator, where there is one, moves what the plan gave. Knows states, maps
+and identities, no models and no layout on disk (artefact.py).
 A bridge is refused for states of any other model.
 """
 
@@ -20,9 +21,10 @@ from huggingface_hub import ModelCard, ModelHubMixin
 
 from statebridge.bridge.artefact import BridgeConfig, fetch, malformed, read_folder, write_folder
 from statebridge.bridge.card import render_card
-from statebridge.bridge.config import PLANS, Plan
+from statebridge.calibrate import Calibrator
 from statebridge.errors import ConfigError, StateMismatch
-from statebridge.state import COMPONENTS, HybridState, LayerState, ModelIdentity, rotate, unrotate
+from statebridge.select import Plan
+from statebridge.state import HybridState, LayerState, ModelIdentity, rotate, unrotate
 from statebridge.state.layer import FIELDS
 from statebridge.translate import Translator
 
@@ -36,16 +38,28 @@ class Bridge(ModelHubMixin, library_name="statebridge"):
         Identities, plan and provenance.
     translators
         (layer, field) -> fitted map; may hold more than the plan uses.
+    calibrator
+        Residuals on top of the plan, trained for it.
 
     Raises
     ------
     StateMismatch
-        When the plan copies a component whose shapes differ, or translates one without a map.
+        When the plan copies a component whose shapes differ, or translates one without a map, or the
+        calibrator is for another geometry.
+    ConfigError
+        When the plan is none, or lists another number of layers.
     """
 
-    def __init__(self, config: BridgeConfig, translators: Mapping[tuple[int, str], Translator]) -> None:
+    def __init__(
+        self,
+        config: BridgeConfig,
+        translators: Mapping[tuple[int, str], Translator],
+        calibrator: Calibrator | None = None,
+    ) -> None:
         self.config = config
+        self.plan = Plan.parse(config.plan).require_layers(len(config.source.layers))
         self.translators = dict(translators)
+        self.calibrator = calibrator and calibrator.require(config.receiver.layers)
         self._placed: dict[tuple[int, str, torch.device], Translator] = {}
         self._check()
 
@@ -54,16 +68,15 @@ class Bridge(ModelHubMixin, library_name="statebridge"):
         """The bridge that copies everything (plan DDD)."""
         return cls(BridgeConfig(source, receiver, "DDD", tokenizer), {})
 
-    def with_plan(self, plan: str) -> Bridge:
-        """The same translators under another plan."""
-        if plan not in PLANS:
-            raise ConfigError(f"{plan!r} is no plan; use one of {', '.join(PLANS)}.")
-        return Bridge(dataclasses.replace(self.config, plan=cast(Plan, plan)), self.translators)
+    def with_plan(self, plan: str | Plan) -> Bridge:
+        """The same translators under a plan, without the calibrator, which belongs to the plan it was trained on."""
+        config = dataclasses.replace(self.config, plan=str(Plan.parse(plan)), calibration={})
+        return Bridge(config, self.translators)
 
-    @property
-    def translated(self) -> frozenset[str]:
-        """Components that the plan translates."""
-        return frozenset(c for c, choice in zip(COMPONENTS, self.config.plan, strict=True) if choice == "T")
+    def with_calibrator(self, calibrator: Calibrator, report: Mapping[str, Any] | None = None) -> Bridge:
+        """The same translators and plan with residuals on top; `report` says how these were trained."""
+        config = dataclasses.replace(self.config, calibration=dict(report or {}))
+        return Bridge(config, self.translators, calibrator)
 
     def __call__(self, state: HybridState) -> HybridState:
         """Translate a source state into a receiver state; the source state stays as it is.
@@ -97,21 +110,28 @@ class Bridge(ModelHubMixin, library_name="statebridge"):
             )
         state.validate()
         # keys of models that rotate alike are copied as they are, which is exact
-        turns = "K" in self.translated or self.config.source.rope != self.config.receiver.rope
-        if turns and book.positions is None and "K" in state.components:
+        layers = range(len(self.config.source.layers))
+        alike = self.config.source.rope == self.config.receiver.rope
+        turned = [not alike or self.plan.translates(i, "K") for i in layers]
+        turns = any(turned[i] for i, layer in enumerate(state.layers) if layer.key is not None)
+        if turns and book.positions is None:
             raise StateMismatch(
                 "keys cannot be un-rotated",
                 {"positions": ("known", None)},
                 "Capture with position_ids, or use a plan that copies K.",
             )
-        positions = book.positions if turns else None
         with torch.inference_mode(False), torch.no_grad():
-            layers = tuple(self._layer(i, layer, positions) for i, layer in enumerate(state.layers))
+            moved_layers = tuple(
+                self._layer(i, layer, book.positions if turned[i] else None)
+                for i, layer in enumerate(state.layers)
+            )
+            if self.calibrator is not None:
+                moved_layers = self.calibrator(moved_layers)
             copies: dict[str, Any] = {
                 name: value.clone() for name, value in vars(book).items() if isinstance(value, torch.Tensor)
             }
         moved = dataclasses.replace(book, model=self.config.receiver, **copies)
-        return HybridState(layers, moved).validate()
+        return HybridState(moved_layers, moved).validate()
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """The card that `save_pretrained` writes."""
@@ -150,7 +170,7 @@ class Bridge(ModelHubMixin, library_name="statebridge"):
         """
         # not the mixin's, which removes the old config before the new one is there
         folder = Path(save_directory)
-        write_folder(folder, self.config, self.translators, str(self.generate_model_card()))
+        write_folder(folder, self.config, self.translators, self.calibrator, str(self.generate_model_card()))
         if push_to_hub:
             return self.push_to_hub(repo_id or folder.name, **push_to_hub_kwargs)
         return None
@@ -188,10 +208,10 @@ class Bridge(ModelHubMixin, library_name="statebridge"):
             local_files_only=local_files_only,
             revision=revision,
         )
-        config, translators = read_folder(folder)
+        config, translators, calibrator = read_folder(folder)
         try:
-            return cls(config, translators)
-        except (StateMismatch, RuntimeError) as error:
+            return cls(config, translators, calibrator)
+        except (ConfigError, StateMismatch, RuntimeError) as error:
             raise malformed(folder, error) from error
 
     def _layer(self, index: int, layer: LayerState, positions: torch.Tensor | None) -> LayerState:
@@ -202,7 +222,7 @@ class Bridge(ModelHubMixin, library_name="statebridge"):
             turned = name == "key" and positions is not None
             if turned and source is not None:
                 moved = unrotate(moved, cast(torch.Tensor, positions), source)
-            if FIELDS[name] in self.translated:
+            if self.plan.translates(index, FIELDS[name]):
                 moved = self._map(index, name, moved.device).apply(moved)
             if turned and receiver is not None:
                 moved = rotate(moved, cast(torch.Tensor, positions), receiver)
@@ -225,7 +245,7 @@ class Bridge(ModelHubMixin, library_name="statebridge"):
             for name, component in FIELDS.items():
                 mine, other = getattr(ours, name), getattr(theirs, name)
                 translator = self.translators.get((index, name))
-                if component in self.translated:
+                if self.plan.translates(index, component):
                     if bool(mine) != bool(other):
                         differences[f"layer {index} {name} shape"] = (other, mine)
                     elif mine and translator is None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from statebridge.errors import ConfigError
+from statebridge.select import GLOBAL_PLANS, Plan
 
-PLANS = ("DDD", "DDT", "DTD", "DTT", "TDD", "TDT", "TTD", "TTT")
-Plan = Literal["DDD", "DDT", "DTD", "DTT", "TDD", "TDT", "TTD", "TTT"]
+PLANS = tuple(str(plan) for plan in GLOBAL_PLANS)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class FitConfig:
     bilinear_iterations
         Most sweeps of the alternating R fit.
     plan
-        Translate or copy each of K, R, C.
+        Translate or copy each of K, R, C, as `Plan` writes it: "TDD", or by layers "0-3:TDD,4-7:DDD".
     seed
         Of the document windows.
     """
@@ -70,7 +70,7 @@ class FitConfig:
     ridge_alphas: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
     bilinear_alphas: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
     bilinear_iterations: int = 10
-    plan: Plan = "TDD"
+    plan: str = "TDD"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -89,5 +89,4 @@ class FitConfig:
             if not grid or not all(least <= alpha < float("inf") for alpha in grid):
                 kind = "positive" if least else "non-negative"
                 raise ConfigError(f"{name} must hold {kind} finite numbers, found {list(grid)}.")
-        if self.plan not in PLANS:
-            raise ConfigError(f"plan {self.plan!r} is none of {', '.join(PLANS)}.")
+        Plan.parse(self.plan)
