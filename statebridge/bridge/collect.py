@@ -8,11 +8,13 @@ by batch, and their moments are merged.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,16 +63,29 @@ def collect(
     Raises
     ------
     ConfigError
-        When the folder holds a run of other settings, models or documents.
+        When the folder holds a run of other settings, models or documents, or one that is going on.
     FitError
         When the models do not correspond, the disk is too small, or a state holds NaN.
     """
     geometry = Geometry.of(pair)
     _claim(folder, _fingerprint(pair, windows, config, processes), rank)
-    checkpoints = sorted(config.checkpoints)
     states = PairedStates(folder, geometry, state_counts(windows, config))
-    states.reserve()
-    states.resume(rank)
+    with _alone(folder, rank):
+        states.reserve()
+        states.resume(rank)
+        _read(pair, windows, config, states, progress, rank, processes)
+
+
+def _read(
+    pair: ModelPair,
+    windows: dict[Split, list[TokenWindow]],
+    config: FitConfig,
+    states: PairedStates,
+    progress: Progress,
+    rank: int,
+    processes: int,
+) -> None:
+    checkpoints = sorted(config.checkpoints)
     jobs = [
         (split, start, windows[split][start : start + config.batch_size])
         for split in SPLITS
@@ -130,6 +145,19 @@ def _fingerprint(
 def _model(model: Any, identity: ModelIdentity) -> str:
     bare = dataclasses.replace(identity, name="", revision="")
     return f"{identity.model_type} {model.dtype} {hashlib.sha256(repr(bare).encode()).hexdigest()}"
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, rank: int) -> Iterator[None]:
+    """Hold the lock of process `rank`: a second run there would write over the first one's moments."""
+    with (folder / f"moments.{rank}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"Another process is fitting in {folder}; wait for it or choose another work_dir."
+            ) from error
+        yield
 
 
 def _claim(folder: Path, wanted: dict[str, Any], rank: int) -> None:

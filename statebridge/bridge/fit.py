@@ -73,7 +73,8 @@ def fit_bridge(
     from accelerate import PartialState
 
     config = config or FitConfig()
-    process = PartialState()
+    # accelerate takes CPU processes for so many single ones unless it is told
+    process = PartialState(cpu=pair.source.device.type == "cpu")
     if work_dir is None and process.num_processes > 1:
         raise ConfigError("Several processes need a work_dir that all of them see.")
     windows = token_windows(

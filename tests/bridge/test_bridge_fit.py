@@ -191,6 +191,20 @@ def test_the_work_dir_belongs_to_one_run(monkeypatch: pytest.MonkeyPatch, tmp_pa
         fit_bridge(pair, documents, CONFIG, work_dir=tmp_path)
 
 
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    pair, documents = tiny_pair.pair(), tiny_pair.documents(14)
+    tried: list[str] = []
+
+    def another(stage: str, done: int, total: int) -> None:
+        if (stage, done) == ("collect", 4):
+            with pytest.raises(ConfigError, match="Another process is fitting") as error:
+                fit_bridge(pair, documents, CONFIG, work_dir=tmp_path)
+            tried.append(str(error.value))
+
+    fit_bridge(pair, documents, CONFIG, work_dir=tmp_path, progress=another)
+    assert len(tried) == 1
+
+
 def test_damaged_moments_are_named(tmp_path: Path) -> None:
     fit_bridge(tiny_pair.pair(), tiny_pair.documents(14), CONFIG, work_dir=tmp_path)
     moments = tmp_path / "moments.0.safetensors"
@@ -224,7 +238,9 @@ def test_memory_does_not_grow_with_documents(tmp_path: Path, caplog: pytest.LogC
         assert matrices[-1] == (count + 4) * 2 * 3 * 4 * 12 * 8 * 4 * 2
         assert f"R matrices take {matrices[-1] / 1e6:.2f} MB" in caplog.text
     assert saved[0] == saved[1]
-    assert len(held) == 5  # after 8 of 12 documents and 8 of 8 maps, then after 8 and 28 of 28 documents, 8 maps
+    assert (
+        len(held) == 5
+    )  # after 8 of 12 documents and 8 of 8 maps, then after 8 and 28 of 28 documents, 8 maps
     assert abs(held[3] - held[2]) < 40_000  # one batch of states at most
     assert matrices[1] == matrices[0] * 28 // 12
 
@@ -296,7 +312,7 @@ def test_too_few_documents_are_counted() -> None:
         ({"checkpoints": (8, 8)}, "different positive lengths"),
         ({"ridge_alphas": (-1.0,)}, "ridge_alphas must hold non-negative"),
         ({"bilinear_alphas": (0.0,)}, "bilinear_alphas must hold positive"),
-        ({"plan": "XXX"}, "plan 'XXX' is none of"),
+        ({"plan": "XXX"}, "'XXX' is no choice for K, R, C"),
     ],
 )
 def test_settings_are_checked_before_anything_runs(settings: dict[str, Any], message: str) -> None:
