@@ -55,6 +55,10 @@ class StateFileError(StatebridgeError):
     """A state file or bridge folder is truncated, corrupt, foreign or newer than this library."""
 
 
+class StoreError(StatebridgeError):
+    """A session store, a checkpoint in it or an archive of one is missing, damaged, foreign or cannot be written."""
+
+
 class FitError(StatebridgeError):
     """A translator cannot be fitted on what it was given."""
 
