@@ -113,7 +113,6 @@ FAMILIES: dict[str, FamilyRule] = {
 
 REFUSED: dict[str, str] = {
     "minimax": "it keeps its lightning-attention state in a cache class of its own",
-    "minimax_m2": "its cache is not one this library reads",
     "recurrent_gemma": "it keeps its recurrent state in the modules, outside any cache",
     "rwkv": "it passes its state as a plain list outside any cache",
     "mamba": "it keeps no attention cache and uses a cache class of its own",

@@ -100,7 +100,7 @@ def cache_keyword(model: Any) -> str:
 
 def cache_of(output: Any) -> Any:
     """The cache in a model output, under its old or its new name; None without one."""
-    return output.get("cache", output.get("past_key_values"))
+    return output["cache"] if "cache" in output else output.get("past_key_values")
 
 
 def backend_of(model: Any) -> tuple[tuple[str, str], ...]:
