@@ -11,8 +11,11 @@ from typing import Annotated
 
 import typer
 
+from statebridge.cli.demo import demo
 from statebridge.cli.doctor import doctor
+from statebridge.cli.evaluate import evaluate
 from statebridge.cli.inspect import inspect
+from statebridge.cli.report import report
 from statebridge.errors import StatebridgeError
 
 app = typer.Typer(
@@ -22,8 +25,11 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Move the inference state of a hybrid language model into a bigger one.",
 )
+app.command()(demo)
 app.command()(doctor)
 app.command()(inspect)
+app.command()(evaluate)
+app.command()(report)
 
 
 @app.callback()

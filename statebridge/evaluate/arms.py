@@ -91,9 +91,8 @@ def handovers(bridge: Bridge, plans: Sequence[str] = ()) -> dict[str, Bridge]:
     StateMismatch
         When a plan copies between unequal shapes or translates what was not fitted.
     """
-    plain = Bridge(bridge.config, bridge.translators)
-    first = {"calibrated": bridge} if getattr(bridge, "calibrator", None) is not None else {}
-    return first | {plan: plain.with_plan(plan) for plan in dict.fromkeys((bridge.config.plan, *plans))}
+    first = {} if bridge.calibrator is None else {"calibrated": bridge}
+    return first | {plan: bridge.with_plan(plan) for plan in dict.fromkeys((bridge.config.plan, *plans))}
 
 
 def batches(count: int, size: int) -> list[tuple[int, int]]:

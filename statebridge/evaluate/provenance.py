@@ -51,15 +51,23 @@ def provenance_of(pair: ModelPair, bridge: Bridge, documents: list[str]) -> dict
     }
 
 
+def training_of(bridge: Bridge) -> dict[str, Any]:
+    """What a report shows of how the bridge was made: tensor errors of its fit, training of its calibrator."""
+    shown = ("grid", "chosen", "validation_kl", "trainable_values")
+    calibration = {key: bridge.config.calibration[key] for key in shown if key in bridge.config.calibration}
+    return {"errors": bridge.config.fit.get("errors", {}), "calibration": calibration}
+
+
 def _bridge_digest(bridge: Bridge) -> str:
     """sha256 over every map of a bridge, calibrator included."""
     digest = hashlib.sha256()
-    maps = {f"{layer}.{name}": found for (layer, name), found in bridge.translators.items()}
-    calibrator = getattr(bridge, "calibrator", None)
-    for name, found in sorted((maps | ({} if calibrator is None else {"calibrator": calibrator})).items()):
-        for part, tensor in sorted(found.tensors().items()):
+    maps = {f"{layer}.{name}": found.tensors() for (layer, name), found in bridge.translators.items()}
+    if bridge.calibrator is not None:
+        maps["calibrator"] = bridge.calibrator.tensors()
+    for name, tensors in sorted(maps.items()):
+        for part, tensor in sorted(tensors.items()):
             digest.update(f"{name}.{part}{tuple(tensor.shape)}{tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

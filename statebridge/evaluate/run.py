@@ -30,7 +30,7 @@ from statebridge.errors import StatebridgeError
 from statebridge.evaluate.arms import ArmScores, Protocol, batches, score_arms
 from statebridge.evaluate.check import check
 from statebridge.evaluate.config import BranchConfig, EvaluateConfig, GenerationConfig, RecallConfig
-from statebridge.evaluate.provenance import claim, environment, provenance_of
+from statebridge.evaluate.provenance import claim, environment, provenance_of, training_of
 from statebridge.evaluate.sections import Section, further_sections
 from statebridge.evaluate.summary_run import summarise_run
 from statebridge.state.atomic import atomic_file
@@ -104,9 +104,7 @@ def evaluate(
     process.wait_for_everyone()
     tables = {section.name: _table(section, folder, process, progress) for section in sections}
     result = summarise_run(tables, hand, config) | {
-        "bridge": {
-            key: bridge.config.fit[key] for key in ("errors", "calibration") if key in bridge.config.fit
-        },
+        "bridge": training_of(bridge),
         "environment": environment(process.num_processes),
         "provenance": provenance,
     }

@@ -66,11 +66,12 @@ def further_sections(
             )
 
         found.append(Section("generation", jobs, continue_freely))
-    if getattr(bridge, "calibrator", None) is not None:
+    if (calibrator := bridge.calibrator) is not None:
         jobs = batches(min(_RESIDUAL_DOCUMENTS, len(windows)), config.batch_size)
 
         def measure(first: int, last: int) -> pa.Table:
-            return residual_table(pair, windows[first:last], config.prefix, bridge=bridge)
+            batch = windows[first:last]
+            return residual_table(pair, batch, config.prefix, bridge=bridge, calibrator=calibrator)
 
         found.append(Section("residuals", jobs, measure))
     return found

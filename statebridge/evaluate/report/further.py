@@ -6,12 +6,38 @@ from statebridge.evaluate.palette import label
 from statebridge.evaluate.report import plots_sections
 from statebridge.evaluate.report.blocks import Picture, Section, Table
 from statebridge.evaluate.report.data import Run
-from statebridge.evaluate.report.words import interval
+from statebridge.evaluate.report.words import interval, number
 
 
 def sections(run: Run) -> tuple[Section | None, ...]:
     """Calibrator, recall, generation and branches, in this order."""
-    return (_residuals(run), _recall(run), _generation(run), _branches(run))
+    return (_calibration(run), _residuals(run), _recall(run), _generation(run), _branches(run))
+
+
+def _calibration(run: Run) -> Section | None:
+    picture = plots_sections.calibration(run)
+    if picture is None:
+        return None
+    found = run.result["bridge"]["calibration"]
+    chosen = found["chosen"]
+    kl = {name: sum(values) / len(values) for name, values in found["validation_kl"].items()}
+    words = {"plan": "the plan alone", "calibrated": "with the calibrator"}
+    rows = tuple(
+        (words.get(name, name.replace("without", "calibrator without its part for")), number(value, 4))
+        for name, value in kl.items()
+    )
+    documents = len(next(iter(found["validation_kl"].values())))
+    said = (
+        f"The calibrator has {found['trainable_values']:,} trained values. Of the grid, rank {chosen['rank']} with "
+        f"penalty weight {chosen['penalty']:g} was chosen at step {chosen['step']:,}, by the KL divergence from the "
+        f"native receiver on {documents} validation documents."
+    )
+    return Section(
+        "How the calibrator was trained",
+        (said,),
+        (Picture("calibration", "Validation KL by training step", picture),),
+        (Table(("on the validation documents", "KL, nats"), rows),),
+    )
 
 
 def _residuals(run: Run) -> Section | None:

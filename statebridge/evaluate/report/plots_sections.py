@@ -99,6 +99,38 @@ def generation(run: Run) -> bytes | None:
         return png(figure)
 
 
+def calibration(run: Run) -> bytes | None:
+    """Validation KL by training step, one line for each point of the grid."""
+    found = run.result["bridge"]["calibration"]
+    if not found.get("grid"):
+        return None
+    chosen = found["chosen"]
+    ranks = sorted({point["rank"] for point in found["grid"]})
+    weights = sorted({point["penalty"] for point in found["grid"]})
+    with palette.style():
+        figure, axis = plt.subplots(figsize=(_WIDTH, 3.6), layout="constrained")
+        for point in found["grid"]:
+            best = all(point[key] == chosen[key] for key in ("rank", "penalty"))
+            axis.plot(
+                [row["step"] for row in point["curve"]],
+                [row["validation_kl"] for row in point["curve"]],
+                color=(palette.VIOLET, palette.AMBER, palette.MUTED, palette.BAD)[
+                    ranks.index(point["rank"]) % 4
+                ]
+                if not best
+                else palette.GOOD,
+                linestyle=("-", "--", ":", "-.")[weights.index(point["penalty"]) % 4],
+                linewidth=2.4 if best else 1.2,
+                label=f"rank {point['rank']}, penalty {point['penalty']:g}" + (" (chosen)" if best else ""),
+            )
+        axis.plot(chosen["step"], chosen["validation_kl"], "o", color=palette.GOOD)
+        axis.set_xlabel("training step")
+        axis.set_ylabel("validation KL from native, nats")
+        axis.grid(axis="y")
+        axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        return png(figure)
+
+
 def residuals(run: Run) -> bytes | None:
     """How far the calibrator moves the state, by layer and field."""
     found = run.result.get("residuals")

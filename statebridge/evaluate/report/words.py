@@ -49,6 +49,8 @@ def meaning(arm: str) -> str:
         return f"the plan {number} with another document's state, uncalibrated"
     if arm in _ARMS:
         return _ARMS[arm]
+    if ":" in arm:
+        return "translates (T) or copies (D) as written, layers before each colon"
     done = {"T": [], "D": []}  # type: dict[str, list[str]]
     for choice, part in zip(arm, _PARTS, strict=True):
         done[choice].append(part)

@@ -1,0 +1,165 @@
+"""`statebridge evaluate`: every arm on every document, gates, and a report.
+
+Shows progress on stderr and a compact table of arms and gates on stdout; what is measured is the evaluate room's
+work. An interrupted run goes on when it is started again with the same options.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from statebridge.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    Format,
+    FormatOption,
+    print_json,
+    progress_bar,
+)
+from statebridge.cli.pair_options import ReceiverOption, SourceOption, is_main_process, load_pair
+
+if TYPE_CHECKING:
+    from statebridge.bridge import ModelPair
+
+
+def evaluate(
+    source: SourceOption,
+    receiver: ReceiverOption,
+    bridge: Annotated[str, typer.Option(help="Folder or hub name of the bridge.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run; an interrupted run there goes on.")],
+    documents: Annotated[
+        str | None,
+        typer.Option(
+            help="Text, .jsonl or .parquet file, folder of such, or hub dataset; else the config's."
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings; see configs/.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="One setting, such as count=16 or plans=all."),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 3 when a gate fails.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Of windows, sampling and bootstrap.")] = None,
+    device: DeviceOption = "cpu",
+    receiver_device: Annotated[
+        str | None, typer.Option(help="Device of the receiver, where it is another than the source's.")
+    ] = None,
+    dtype: DtypeOption = "auto",
+    format: FormatOption = Format.human,
+) -> None:
+    """Judge a bridge: every arm on every document, with intervals, gates and a report.
+
+    The folder holds scores.parquet, result.json, report.html and report.md.
+
+    [bold]Examples[/bold]
+
+        statebridge evaluate --source small/ --receiver big/ --bridge bridge/ --documents books/ --out run/
+
+        statebridge evaluate --source small/ --receiver big/ --bridge bridge/ --out run/
+        --config configs/evaluate_full.yaml --set count=16 --strict
+    """
+    from rich.console import Console
+
+    from statebridge.bridge import Bridge
+    from statebridge.config import load_config
+    from statebridge.evaluate.config import EvaluateConfig
+    from statebridge.evaluate.report import write_report
+    from statebridge.evaluate.run import evaluate as run
+
+    chosen = load_config(EvaluateConfig, config, settings or ())
+    if documents is not None:
+        chosen = dataclasses.replace(
+            chosen, documents=dataclasses.replace(chosen.documents, source=documents)
+        )
+    if seed is not None:
+        chosen = dataclasses.replace(chosen, seed=seed)
+    console = Console(stderr=True, quiet=not is_main_process())
+    loaded = Bridge.from_pretrained(bridge)
+    console.print(f"Loading {source} and {receiver}")
+    pair = _pair(source, receiver, device, receiver_device, dtype)
+    with _shown() as progress:
+        result = run(pair, loaded, chosen, out=out, progress=progress)
+    if not is_main_process():
+        return
+    console.print("Writing the report")
+    html, md = write_report(out)
+    if format is Format.json:
+        print_json({"out": str(out), **{k: v for k, v in result.items() if k != "excess_by_position"}})
+    else:
+        _print(result)
+        typer.echo(f"\nReport: {html} and {md.name}")
+    if strict and any(gate["verdict"] == "fail" for gate in result["gates"].values()):
+        raise typer.Exit(3)
+
+
+def _pair(source: str, receiver: str, device: str, receiver_device: str | None, dtype: str) -> ModelPair:
+    if receiver_device is None:
+        return load_pair(source, receiver, device, dtype)
+    from statebridge.bridge import ModelPair
+
+    return ModelPair.from_pretrained(source, receiver, dtype=dtype, device_map=(device, receiver_device))
+
+
+def _print(result: Mapping[str, Any]) -> None:
+    """Arms and gates as tables on stdout, then the verdict in words."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from statebridge.evaluate.palette import label
+    from statebridge.evaluate.report.words import conclusion, equal_cost, interval, metric, number
+
+    console, hand = Console(), result["handover"]
+    arms = Table()
+    arms.add_column("arm")
+    shown = [name for name in ("nll", "excess", "ncr", "top1") if name in result["arms"][hand]]
+    for name in shown:
+        arms.add_column({"nll": "NLL", "ncr": "NCR", "top1": "top-1"}.get(name, name), justify="right")
+    for arm, found in sorted(result["arms"].items(), key=lambda item: item[1]["nll"]["estimate"]):
+        cells = [
+            interval(found[name]) if name in ("excess", "ncr") else number(found[name]["estimate"])
+            for name in shown
+        ]
+        arms.add_row(label(arm, hand), *cells, style="bold" if arm == hand else None)
+    console.print(arms)
+    gates = Table("gate", "must hold", "measured", "verdict")
+    colours = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
+    for name, gate in result["gates"].items():
+        for i, row in enumerate(gate["inequalities"]):
+            relation = "≤" if row["relation"] == "<=" else "≥"
+            gates.add_row(
+                name if i == 0 else "",
+                f"{metric(row['metric'], hand)} {relation} {row['bound']:g}",
+                interval(row["measured"]),
+                f"[{colours[row['verdict']]}]{row['verdict']}[/]",
+                end_section=i == len(gate["inequalities"]) - 1,
+            )
+    console.print(gates)
+    for sentence in (conclusion(result), *equal_cost(result)):
+        console.print(sentence, highlight=False)
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress function with one bar per stage."""
+    names = {
+        "scores": "Scoring arms",
+        "recall": "Recall by depth",
+        "generation": "Free-running generation",
+        "residuals": "Calibrator's residuals",
+    }
+    with progress_bar() as bars:
+        bars.disable = not is_main_process()
+        tasks: dict[str, Any] = {}
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(names[stage], total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield progress
