@@ -48,6 +48,8 @@ def parse_config(cls: type[T], data: Mapping[str, Any], where: str = "the config
     _refuse_unknown(cls, data, "", where)
     try:
         return TypeAdapter(cls).validate_python(dict(data))
+    except ConfigError as error:  # what the class itself refuses
+        raise ConfigError(f"{where}: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "(top)"

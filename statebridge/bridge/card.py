@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,7 +49,10 @@ def render_card(config: BridgeConfig) -> str:
             "",
             "| component | translated | copied |",
             "|---|---|---|",
-            *_error_rows(errors),
+            *(
+                f"| {name} | {translated:.3f} | {'shapes differ' if copied is None else f'{copied:.3f}'} |"
+                for name, (translated, copied) in mean_errors(errors).items()
+            ),
             "",
             "Tensor error does not predict behaviour: choose a plan by the scores of an evaluation.",
             "",
@@ -64,14 +68,16 @@ def render_card(config: BridgeConfig) -> str:
     return "\n".join(lines)
 
 
-def _error_rows(errors: dict[str, dict[str, Any]]) -> list[str]:
-    rows = []
+def mean_errors(errors: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[float, float | None]]:
+    """Mean over layers of the validation errors of a fit, by component: (translated, copied).
+
+    The copied one is None where the models' shapes differ and there is no copy.
+    """
+    means: dict[str, tuple[float, float | None]] = {}
     for field, name in _NAMES.items():
-        found = [value for key, value in errors.items() if key.endswith(f".{field}")]
+        found = [error for key, error in errors.items() if key.endswith(f".{field}")]
+        copied = [error["copied"] for error in found if error["copied"] is not None]
         if found:
-            cells = []
-            for kind in ("translated", "copied"):
-                values = [value[kind] for value in found if value[kind] is not None]
-                cells.append(f"{sum(values) / len(values):.3f}" if values else "shapes differ")
-            rows.append(f"| {name} | {' | '.join(cells)} |")
-    return rows
+            translated = sum(error["translated"] for error in found) / len(found)
+            means[name] = (translated, sum(copied) / len(copied) if copied else None)
+    return means

@@ -6,12 +6,12 @@ import hashlib
 import json
 import weakref
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from statebridge.capture import identity_of
+from statebridge.capture.load import load_model
 from statebridge.errors import StateMismatch, UnsupportedModel
 from statebridge.state import ModelIdentity
 
@@ -66,10 +66,8 @@ class ModelPair:
         StateMismatch
             When the tokenizers differ, so that token ids of one mean nothing to the other.
         UnsupportedModel
-            When a model cannot be loaded.
+            When a model cannot be loaded, lacks weights or has no tokenizer.
         """
-        import transformers
-
         if isinstance(dtype, str) and dtype != "auto":
             dtype = _dtype(dtype)
         maps = device_map if isinstance(device_map, (tuple, list)) else (device_map, device_map)
@@ -78,25 +76,12 @@ class ModelPair:
             (source, source_revision, maps[0]),
             (receiver, receiver_revision, maps[1]),
         ):
-            try:
-                model, loading = transformers.AutoModelForCausalLM.from_pretrained(
-                    name,
-                    revision=revision,
-                    dtype=dtype,
-                    device_map=where,
-                    output_loading_info=True,
-                    **options,
-                )
-                tokenizer = transformers.AutoTokenizer.from_pretrained(name, revision=revision)
-            except (OSError, ValueError, KeyError) as error:
-                hint = "" if Path(name).exists() else " (there is no such folder here either)"
-                raise UnsupportedModel(f"The model {name} cannot be loaded{hint}: {error}") from error
-            if missing := sorted(loading["missing_keys"]):
-                # transformers fills them with random values and a warning
+            model, tokenizer = load_model(name, dtype=dtype, device_map=where, revision=revision, **options)
+            if tokenizer is None:
                 raise UnsupportedModel(
-                    f"The checkpoint {name} lacks {len(missing)} weights, the first is {missing[0]}; fetch it again."
+                    f"The model {name} has no tokenizer; put the one it was trained with beside it."
                 )
-            models.append(model.eval())
+            models.append(model)
             tokenizers.append(tokenizer)
         require_same_tokenizer(*tokenizers)
         return cls(models[0], models[1], tokenizers[1])

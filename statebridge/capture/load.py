@@ -11,7 +11,7 @@ from statebridge.errors import UnsupportedModel
 
 
 def load_model(
-    name: str, *, dtype: Any = "auto", device_map: Any = None, revision: str | None = None
+    name: str, *, dtype: Any = "auto", device_map: Any = None, revision: str | None = None, **options: Any
 ) -> tuple[Any, Any | None]:
     """A causal language model in eval mode, and its tokenizer where it has one.
 
@@ -19,7 +19,7 @@ def load_model(
     ----------
     name
         Folder or hub name.
-    dtype, device_map, revision
+    dtype, device_map, revision, **options
         As in transformers' `from_pretrained`.
 
     Raises
@@ -29,7 +29,7 @@ def load_model(
     """
     try:
         model, loading = transformers.AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, device_map=device_map, revision=revision, output_loading_info=True
+            name, dtype=dtype, device_map=device_map, revision=revision, output_loading_info=True, **options
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         hint = "" if Path(name).exists() else " and there is no such folder"

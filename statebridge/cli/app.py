@@ -14,6 +14,8 @@ import typer
 from statebridge.cli.demo import demo
 from statebridge.cli.doctor import doctor
 from statebridge.cli.evaluate import evaluate
+from statebridge.cli.fit import fit
+from statebridge.cli.handoff import handoff
 from statebridge.cli.inspect import inspect
 from statebridge.cli.report import report
 from statebridge.errors import StatebridgeError
@@ -28,6 +30,8 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(doctor)
 app.command()(inspect)
+app.command()(fit)
+app.command()(handoff)
 app.command()(evaluate)
 app.command()(report)
 

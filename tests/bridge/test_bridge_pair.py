@@ -63,6 +63,12 @@ def test_a_checkpoint_that_lacks_weights(folders: tuple[str, str], tmp_path: Pat
         ModelPair.from_pretrained(folders[0], str(tmp_path))
 
 
+def test_a_model_without_tokenizer(folders: tuple[str, str], tmp_path: Path) -> None:
+    tiny_pair.pair().source.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="has no tokenizer"):
+        ModelPair.from_pretrained(str(tmp_path), folders[1])
+
+
 def test_tokenizers_must_cut_alike(folders: tuple[str, str], tmp_path: Path) -> None:
     tiny_pair.pair().receiver.save_pretrained(tmp_path)
     other = copy.deepcopy(tiny_pair.tokenizer())

@@ -1,0 +1,143 @@
+"""`statebridge fit`: fit a bridge on documents and save it.
+
+Shows progress on stderr and the tensor errors on stdout; fits and folders are the bridge room's work. An
+interrupted run goes on when it is started again with the same options.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from statebridge.cli.options import DeviceOption, DtypeOption, Format, FormatOption, print_json
+from statebridge.cli.pair_options import ReceiverOption, SourceOption, is_main_process, load_pair
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def fit(
+    source: SourceOption,
+    receiver: ReceiverOption,
+    out: Annotated[Path, typer.Option(help="Folder of the new bridge.")],
+    documents: Annotated[
+        str | None,
+        typer.Option(
+            help="Text, .jsonl or .parquet file, folder of such, or hub dataset; else the config's."
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings; see configs/.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="One setting, such as fit_documents=64."),
+    ] = None,
+    work_dir: Annotated[
+        Path | None,
+        typer.Option(help="Keeps matrices and unfinished moments; OUT.work, removed at the end, by default."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the document windows.")] = None,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = "auto",
+    format: FormatOption = Format.human,
+) -> None:
+    """Fit the maps that take states of one model to states of another, and save them as a bridge.
+
+    Both models read the documents; an interrupted fit goes on when it is started again.
+
+    [bold]Examples[/bold]
+
+        statebridge fit --source small/ --receiver big/ --documents books/ --out bridge/
+
+        statebridge fit --source Qwen/Qwen3.5-4B-Base --receiver Qwen/Qwen3.5-9B-Base --device cuda
+        --config configs/fit_qwen3_5.yaml --set fit_documents=64 --out bridge/
+
+        accelerate launch -m statebridge fit --device cuda --work-dir shared/ …
+    """
+    from rich.console import Console
+
+    from statebridge.bridge import FitConfig, fit_bridge
+    from statebridge.config import load_config
+
+    chosen = load_config(FitConfig, config, settings or ())
+    if documents is not None:
+        chosen = dataclasses.replace(
+            chosen, documents=dataclasses.replace(chosen.documents, source=documents)
+        )
+    if seed is not None:
+        chosen = dataclasses.replace(chosen, seed=seed)
+    console = Console(stderr=True, quiet=not is_main_process())
+    console.print(f"Loading {source} and {receiver}")
+    pair = load_pair(source, receiver, device, dtype)
+    scratch = work_dir or out.with_name(f"{out.name}.work")
+    if (scratch / "run.json").exists():
+        console.print(f"Going on with the run in {scratch}")
+    started = time.monotonic()
+    with _shown(console) as progress:
+        bridge = fit_bridge(pair, config=chosen, work_dir=scratch, progress=progress)
+    if not is_main_process():
+        return
+    bridge.save_pretrained(out)
+    if work_dir is None:
+        shutil.rmtree(scratch, ignore_errors=True)
+    seconds = time.monotonic() - started
+    if format is Format.json:
+        report = {"bridge": str(out), "plan": bridge.config.plan, "seconds": round(seconds, 3)}
+        print_json(report | {"fit": bridge.config.fit})
+    else:
+        _print_errors(bridge.config.fit["errors"])
+        typer.echo(f"\nThe bridge lies in {out} (plan {bridge.config.plan}, fitted in {seconds:.0f} s).")
+
+
+def _print_errors(errors: dict[str, dict[str, float | None]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from statebridge.bridge.card import mean_errors
+
+    table = Table()
+    table.add_column("component")
+    for name in ("translated", "copied"):
+        table.add_column(name, justify="right")
+    for component, (translated, copied) in mean_errors(errors).items():
+        table.add_row(component, f"{translated:.3f}", "shapes differ" if copied is None else f"{copied:.3f}")
+    typer.echo("Relative tensor error on validation documents (0 is exact, 1 is the mean state):")
+    Console().print(table)
+    typer.echo("Tensor error does not predict behaviour: evaluate the bridge before you trust it.")
+
+
+@contextlib.contextmanager
+def _shown(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """A progress function with one bar per stage, and what the library logs above the bars."""
+    from rich.logging import RichHandler
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    names = {"collect": "Reading documents", "fit": "Fitting maps"}
+    columns = (TextColumn("{task.description:<17}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    handler = RichHandler(
+        console=console, show_time=False, show_level=False, show_path=False, highlighter=None
+    )
+    logger = logging.getLogger("statebridge")
+    level = logger.level
+    with Progress(*columns, console=console, disable=console.quiet) as bars:
+        tasks = {}
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(names[stage], total=total)
+            bars.update(tasks[stage], completed=done)
+
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        try:
+            yield progress
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
