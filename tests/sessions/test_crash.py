@@ -106,6 +106,29 @@ def test_every_crash_leaves_old_or_new(quick_path) -> None:
     assert len(tried) > 100  # else the recorder saw nothing
 
 
+def test_a_deletion_that_was_not_synced_does_not_come_back_without_its_content(quick_path) -> None:
+    """One process dies between removing a manifest and syncing; another collects; then the power fails."""
+    live = quick_path / "live"
+    script = Script(SessionStore(live, segment=4))
+    first, second = script.checkpoint(), script.checkpoint(steps=3)
+    base, before = read_disk(live), dict(script.there)
+    ops: list[Op] = []
+
+    class Dying(Recorder):
+        def sync_folder(self, folder: str) -> None:
+            raise OSError(errno.EIO, "killed")
+
+    with pytest.raises(StoreError, match="killed"):
+        SessionStore(live, files=functools.partial(Dying, ops=ops)).delete(first)
+    SessionStore(live, files=functools.partial(Recorder, ops=ops)).gc()
+    assert [op.what for op in ops].count("unlink") > 1
+    for count in range(len(ops) + 1):
+        for disk in crashes(base, ops[:count]):
+            write_disk(quick_path / "crashed", disk)
+            holds(quick_path / "crashed", [before, {second: before[second]}])
+            shutil.rmtree(quick_path / "crashed")
+
+
 def test_an_unfinished_creation_is_finished(quick_path) -> None:
     ops: list[Op] = []
     SessionStore(quick_path / "live", segment=4, files=functools.partial(Recorder, ops=ops))
