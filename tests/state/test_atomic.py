@@ -81,8 +81,8 @@ def test_a_killed_writer_leaves_old_or_new(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     old, new = map(int, done.stdout.split())
     assert old + new == 53
-    assert old > 5  # both outcomes happen, or the kills came too late to prove anything
-    assert new > 5
+    assert old > 0  # both outcomes happen: the named points lie before and after the rename
+    assert new > 0
     abandoned = [p for p in tmp_path.iterdir() if p != path]
     assert abandoned  # some writer died with its temporary file in place
     OLD.save(path)
