@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from statebridge.errors import StoreError
 from statebridge.sessions.files import Files
-from statebridge.sessions.manifest import MAX_MANIFEST_BYTES, BlobRef, Manifest, checked_id
+from statebridge.sessions.manifest import MAX_MANIFEST_BYTES, BlobRef, Manifest, checked_id, is_id
 from statebridge.sessions.session import Bytes
 
 BLOBS, CHECKPOINTS = "blobs", "checkpoints"
@@ -56,7 +56,7 @@ class Content:
 
     def identifiers(self) -> list[str]:
         """Ids of all manifests, sound or not."""
-        return [checked_id(name) for name in self.files.names(CHECKPOINTS)]
+        return [name for name in self.files.names(CHECKPOINTS) if is_id(name)]
 
     def raw_manifest(self, identifier: str) -> bytes:
         """Bytes of a manifest.
@@ -98,12 +98,15 @@ class Content:
     def fault(self, ref: BlobRef) -> str:
         """What is wrong with a blob, "" when nothing is; reads it a block at a time."""
         path = f"{BLOBS}/{ref.digest}"
-        found = self.files.stat(path)
-        if found is None or found.st_size != ref.nbytes:
-            return _size_fault(ref, found)
-        sha = hashlib.sha256()
-        for block in self.files.blocks(path):
-            sha.update(block)
+        try:
+            found = self.files.stat(path)
+            if found is None or found.st_size != ref.nbytes:
+                return _size_fault(ref, found)
+            sha = hashlib.sha256()
+            for block in self.files.blocks(path):
+                sha.update(block)
+        except (OSError, StoreError) as error:  # an unreadable sector, a link in place of a file
+            return f"blob {ref.digest[:12]} cannot be read ({error})"
         return "" if sha.hexdigest() == ref.digest else f"blob {ref.digest[:12]} does not match its digest"
 
 

@@ -21,7 +21,8 @@ from typing import Any
 from statebridge.errors import StoreError
 
 TEMPORARY = "temporary"
-_PATH = re.compile(r"(?:([a-z]+)/)?([a-z0-9][a-z0-9.]{0,99})")
+_NAME = re.compile(r"[a-z0-9][a-z0-9.]{0,99}")
+_PATH = re.compile(rf"(?:([a-z]+)/)?({_NAME.pattern})")
 # a pipe in place of a file would otherwise wait for a writer
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _BLOCK = 1 << 20
@@ -97,9 +98,9 @@ class Files:
     # reading
 
     def names(self, folder: str) -> list[str]:
-        """Names in a folder, sorted."""
+        """Names in a folder that a store may have given, sorted; what other programs left there is not ours."""
         with self._folder(folder) as handle:
-            return sorted(os.listdir(handle))
+            return sorted(name for name in os.listdir(handle) if _NAME.fullmatch(name))
 
     def stat(self, path: str) -> os.stat_result | None:
         """Facts of a regular file; None when there is none of this name."""

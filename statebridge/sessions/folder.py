@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def create_store(files: Files, lock: StoreLock, segment: int) -> None:
     if not 1 <= segment <= 1 << 20:
         raise StoreError(f"Segments of {segment} entries are of no use; take some hundreds.")
     files.make_folder("")
-    if foreign := set(files.names("")) - _OWN_NAMES:
+    if foreign := set(os.listdir(files.root)) - _OWN_NAMES:
         raise StoreError(
             f"{files.root} holds {min(foreign)!r} and is no session store; choose an empty folder."
         )

@@ -40,7 +40,7 @@ def verify(content: Content) -> Verified:
     for identifier in identifiers:
         try:
             blobs = content.manifest(identifier).blobs
-        except StoreError as error:
+        except (OSError, StoreError) as error:
             problems.append((identifier, str(error)))
             continue
         for ref in dict.fromkeys(blobs):

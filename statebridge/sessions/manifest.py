@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from statebridge.errors import StoreError
 from statebridge.sessions.session import ITEM_BYTES, BufferKind, BufferSpec
@@ -191,15 +191,20 @@ class Manifest:
             raise StoreError(f"Checkpoint {identifier[:12]} has a malformed manifest ({error!r}).") from error
 
 
+def is_id(identifier: object) -> TypeGuard[str]:
+    """Whether this is the lower-case hexadecimal sha256 that ids and digests are."""
+    return isinstance(identifier, str) and _ID.fullmatch(identifier) is not None
+
+
 def checked_id(identifier: object) -> str:
-    """`identifier` itself, if it is the lower-case hexadecimal sha256 that ids and digests are.
+    """`identifier` itself, if it is one.
 
     Raises
     ------
     StoreError
         When it is not.
     """
-    if not isinstance(identifier, str) or not _ID.fullmatch(identifier):
+    if not is_id(identifier):
         raise StoreError(
             f"{str(identifier)[:80]!r} is no checkpoint id; `statebridge sessions ls` shows them."
         )
