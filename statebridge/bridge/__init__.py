@@ -2,7 +2,8 @@
 
 from statebridge.bridge.artefact import BridgeConfig
 from statebridge.bridge.bridge import Bridge
-from statebridge.bridge.config import PLANS, DocumentsConfig, FitConfig
+from statebridge.bridge.calibrate import fit_calibrator
+from statebridge.bridge.config import PLANS, CalibrateConfig, DocumentsConfig, FitConfig
 from statebridge.bridge.documents import Document, TokenWindow, load_documents, token_windows
 from statebridge.bridge.fit import fit_bridge
 from statebridge.bridge.handoff import Reply, handoff
@@ -12,6 +13,7 @@ __all__ = [
     "PLANS",
     "Bridge",
     "BridgeConfig",
+    "CalibrateConfig",
     "Document",
     "DocumentsConfig",
     "FitConfig",
@@ -19,6 +21,7 @@ __all__ = [
     "Reply",
     "TokenWindow",
     "fit_bridge",
+    "fit_calibrator",
     "handoff",
     "load_documents",
     "token_windows",

@@ -212,7 +212,7 @@ def _orthonormal(size: int, rank: int, generator: torch.Generator) -> Tensor:
         raise ConfigError(f"A residual of rank {rank} does not fit {size} dims; use a rank of 1 to {size}.")
     drawn = torch.randn(size, rank, generator=generator, dtype=torch.float64)
     basis: Tensor = torch.linalg.qr(drawn)[0]
-    return basis.float()
+    return basis.float().contiguous()  # safetensors takes nothing else
 
 
 def _wide(x: Tensor) -> Tensor:
