@@ -1,4 +1,4 @@
-"""The README's and the tutorial's Python blocks run as they stand, from the root of the checkout."""
+"""Python blocks of the README and of pages with worked examples run as they stand, from the root of the checkout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md", "docs/sessions.md"])
 def test_blocks_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one page share their names, in order."""
     monkeypatch.chdir(ROOT)
