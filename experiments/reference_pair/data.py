@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from functools import lru_cache
-from multiprocessing import Pool
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +101,8 @@ def prepare(
     if not files:
         raise ValueError(f"no .txt files in {[str(f) for f in folders]}")
     arrays: dict[str, np.ndarray] = {}
-    with Pool(workers, _start, (str(tokenizer),)) as pool:
+    # Spawned, because forking a process whose tokenizer has run threads can leave the child waiting for ever.
+    with get_context("spawn").Pool(workers, _start, (str(tokenizer),)) as pool:
         arrays["tokens"] = np.concatenate(pool.map(_tokens, files, chunksize=1))
         long_files = [p for p in files if p.stat().st_size > 60_000] or files
         for length, count in recall.items():
