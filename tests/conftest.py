@@ -1,4 +1,4 @@
-"""Shared set-up: the folder of test helpers on the path, two threads, quiet transformers."""
+"""Shared set-up: the folder of test helpers on the path, one thread a worker, quiet transformers."""
 
 from __future__ import annotations
 
@@ -12,4 +12,5 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 
-torch.set_num_threads(2)
+# workers share the cores, and threads that wait for each other make tiny models many times slower
+torch.set_num_threads(1)
