@@ -217,7 +217,7 @@ def _opened(path: Path) -> SessionStore:
 
 def _resolved(store: SessionStore, beginning: str) -> str:
     """The one id that begins like this."""
-    found = [checkpoint.id for checkpoint in store.list() if checkpoint.id.startswith(beginning)]
+    found = [identifier for identifier in store.identifiers() if identifier.startswith(beginning)]
     if len(found) != 1 or len(beginning) < 4:
         raise StoreError(
             f"{beginning!r} is the beginning of {len(found)} checkpoint ids; give at least four digits of one, "

@@ -61,7 +61,12 @@ def collect(content: Content, dry_run: bool) -> Collected:
         When a manifest is damaged, because nobody knows what it named.
     """
     files = content.files
-    named = {ref.digest for name in content.identifiers() for ref in content.manifest(name).blobs}
+    try:
+        named = {ref.digest for name in content.identifiers() for ref in content.manifest(name).blobs}
+    except StoreError as error:
+        raise StoreError(
+            f"{error} Nobody knows which content it named; delete it, then clean the store."
+        ) from error
     if not dry_run:
         # a deletion that a killed process did not sync must not come back without its content
         files.sync_folder(CHECKPOINTS)

@@ -107,7 +107,7 @@ class SessionStore:
         buffers = tuple(session.buffers())
         with explained(self.path, "take a checkpoint"), self._lock.held(alone=False):
             if parent is not None:
-                self._content.manifest(parent)
+                self._content.raw_manifest(parent)  # damaged or not: this session is sound
             fresh: set[str] = set()
             blobs, entries = pack(buffers, self.segment, lambda blob: self._content.keep(blob, fresh))
             manifest = Manifest(parent, time.time(), label, secrets.token_hex(8), blobs, entries)
@@ -164,6 +164,11 @@ class SessionStore:
 
         with explained(self.path, "list its checkpoints"):
             return self._index.checkpoints(self._content.identifiers(), load)
+
+    def identifiers(self) -> tuple[str, ...]:
+        """Ids of all checkpoints, also of those whose manifest is damaged and that `list` leaves out."""
+        with explained(self.path, "list its checkpoints"):
+            return tuple(self._content.identifiers())
 
     def lineage(self, identifier: str) -> tuple[Checkpoint, ...]:
         """The checkpoint, its parent, and so on; an ancestor that was deleted ends the line."""

@@ -83,6 +83,10 @@ def test_verify_fails_on_damage(store, ids) -> None:
     blob.write_bytes(bytes(blob.stat().st_size))
     assert blob.name[:12] in run("verify", code=1)
     assert json.loads(run("verify", "--format", "json", code=1))["problems"]
+    manifest = store.path / "checkpoints" / ids[0]
+    manifest.write_bytes(manifest.read_bytes()[1:])
+    run("rm", ids[0], "--yes")  # what cannot be listed can be deleted
+    assert store.identifiers() == (ids[1],)
 
 
 def test_export_and_import(store, ids, tmp_path) -> None:

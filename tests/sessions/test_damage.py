@@ -104,13 +104,19 @@ def test_gc_touches_nothing_while_a_manifest_is_damaged(store) -> None:
     sound = path.read_bytes()
     path.write_bytes(sound[:-1])
     files = content_files(store)
-    with pytest.raises(StoreError, match="does not match its digest"):
+    with pytest.raises(StoreError, match=r"does not match its digest.*delete it"):
         store.gc()
     assert content_files(store) == files
+    child = store.checkpoint(Toy().step(10), parent=identifier)  # a sound session of a damaged parent
     with pytest.warns(UserWarning, match="does not match its digest"):
-        assert store.list() == ()
+        assert [c.id for c in store.list()] == [child]
     path.write_bytes(sound)
-    assert [c.id for c in store.list()] == [identifier]
+    assert [c.id for c in store.list()] == [identifier, child]
+    path.write_bytes(sound[:-1])
+    assert set(store.identifiers()) == {identifier, child}
+    store.delete(identifier)
+    store.gc()
+    assert digest(store.restore(child)) == digest(Toy().step(10).buffers())
 
 
 @pytest.mark.parametrize("how", ["gone", "garbage", "foreign", "link", "emptied", "folder"])
