@@ -112,7 +112,7 @@ def _print(result: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     from statebridge.evaluate.palette import label
-    from statebridge.evaluate.report.words import conclusion, equal_cost, interval, metric, number
+    from statebridge.evaluate.report.words import conclusion, equal_cost, interval, number
 
     console, hand = Console(), result["handover"]
     arms = Table()
@@ -122,19 +122,22 @@ def _print(result: Mapping[str, Any]) -> None:
         arms.add_column({"nll": "NLL", "ncr": "NCR", "top1": "top-1"}.get(name, name), justify="right")
     for arm, found in sorted(result["arms"].items(), key=lambda item: item[1]["nll"]["estimate"]):
         cells = [
-            interval(found[name]) if name in ("excess", "ncr") else number(found[name]["estimate"])
+            interval(found[name], 3 if name == "excess" else 2)
+            if name in ("excess", "ncr")
+            else number(found[name]["estimate"])
             for name in shown
         ]
         arms.add_row(label(arm, hand), *cells, style="bold" if arm == hand else None)
     console.print(arms)
     gates = Table("gate", "must hold", "measured", "verdict")
+    short = {"nll": "NLL", "ncr": "NCR", "tqr": "TQR", "top1": "top-1", "kl": "KL", "js": "JS"}
     colours = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
     for name, gate in result["gates"].items():
         for i, row in enumerate(gate["inequalities"]):
             relation = "≤" if row["relation"] == "<=" else "≥"
             gates.add_row(
                 name if i == 0 else "",
-                f"{metric(row['metric'], hand)} {relation} {row['bound']:g}",
+                f"{short.get(row['metric'], row['metric'])} {relation} {row['bound']:g}",
                 interval(row["measured"]),
                 f"[{colours[row['verdict']]}]{row['verdict']}[/]",
                 end_section=i == len(gate["inequalities"]) - 1,

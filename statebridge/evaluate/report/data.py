@@ -88,7 +88,7 @@ def load_run(folder: Path) -> Run:
     name = "config.yaml"
     try:
         settings = yaml.safe_load((folder / name).read_text(encoding="utf-8"))["evaluate"]
-        config = parse_config(EvaluateConfig, settings, str(folder / name))
+        config = parse_config(EvaluateConfig, dict(settings), str(folder / name))
         name = "result.json"
         result = json.loads((folder / name).read_text(encoding="utf-8"))
         result["handover"], result["arms"]

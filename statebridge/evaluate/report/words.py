@@ -98,10 +98,13 @@ def conclusion(result: Mapping[str, Any]) -> str:
     full, near = (result["gates"].get(name, {}).get("verdict") for name in ("full state", "near native"))
     if full is None or near is None:
         return "What this run's own gates say:"
+    rows = result["gates"]["full state"]["inequalities"]
+    others = [row["metric"].removeprefix("handover − ") for row in rows if row["verdict"] == full]
+    named = _listed([label(other, result["handover"]) for other in others])
     if full == "fail":
-        return "Do not rely on this bridge: a control does as well as the hand-over."
+        return f"Do not rely on this bridge: the hand-over does not beat {named}."
     if full == "inconclusive":
-        return "These documents do not settle whether the bridge carries the prefix."
+        return f"These documents do not settle whether the hand-over beats {named}."
     return (
         "The hand-over carries the prefix's memory"
         + {
@@ -167,11 +170,11 @@ def equal_cost(result: Mapping[str, Any]) -> list[str]:
             chosen = [row for row in rows if side(row["difference"]) == kind]
             if chosen:
                 cases = _listed(
-                    [f"{row['tokens']:,} ({interval(row['difference'], sign=True)})" for row in chosen]
+                    [f"{_count(row['tokens'])} ({interval(row['difference'], sign=True)})" for row in chosen]
                 )
                 lines.append(
-                    f"At equal cost it {verb} the plain truncated read where the receiver reads this many of the "
-                    f"prefix's last tokens itself: {cases}."
+                    f"At equal cost it {verb} the plain truncated read where the receiver itself reads this many "
+                    f"of the prefix's last tokens: {cases}."
                 )
     alone = {
         int(name.rpartition(" ")[2]): found
@@ -191,6 +194,10 @@ def equal_cost(result: Mapping[str, Any]) -> list[str]:
         ]
         lines.append(f"With none of the prefix read, the hand-over alone {', and '.join(parts)} tokens.")
     return lines
+
+
+def _count(tokens: int) -> str:
+    return f"{tokens:,}" if tokens else "none"
 
 
 def _share(found: Mapping[str, Any]) -> str:
