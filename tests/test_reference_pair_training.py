@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pydoc_data.topics
 import sys
@@ -162,7 +163,7 @@ def test_growth_keeps_the_function_and_then_trains(prepared: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("T", [128, 100])
 def test_chunk_gradients_against_autograd(T: int) -> None:
-    """Float64, so 1e-9 is rounding; T = 100 leaves a padded chunk."""
+    """1e-5 is the rounding of float32 decays; T = 100 leaves a padded chunk."""
     torch.manual_seed(T)
     B, H, K, V, C = 2, 3, 4, 5, 64
     N = -(-T // C)
@@ -185,11 +186,13 @@ def test_chunk_gradients_against_autograd(T: int) -> None:
     wanted = torch.autograd.grad(loss, [x["q"], x["k"], x["w"], g])
     plain = {name: tensor.detach() for name, tensor in x.items()}
     found = chunk_bwd_dqkwg(**plain, h=h, dh=dh, g=g.detach(), scale=0.5, chunk_size=C)
-    # The function computes the decays in float32, as the kernel does.
+    # The decays are computed in float32, and dg belongs to decays in natural units, both as in fla's kernel.
+    wanted = [*wanted[:3], wanted[3] / math.log(2)]
     for name, a, b in zip(("dq", "dk", "dw", "dg"), found, wanted, strict=True):
         assert (a - b).norm() / b.norm() < 1e-5, name
 
 
+@pytest.mark.slow
 def test_two_processes_take_the_same_step_as_one(prepared: Path, tmp_path: Path) -> None:
     """Float32 sums in another order: 1e-5 of the weights' scale."""
     (tmp_path / "one").mkdir()

@@ -51,7 +51,8 @@ def chunk_bwd_dqkwg(
     Returns
     -------
     tuple
-        dq, dk, dw in the dtypes of q, k, w, and dg ``[B, T, H]`` float32 (before the reverse cumulation).
+        dq, dk, dw in the dtypes of q, k, w, and dg ``[B, T, H]`` float32, of the cumulated decay in natural
+        units, as fla's kernel gives it (the reverse cumulation follows there).
     """
     if any(value not in (None, False) for value in unsupported.values()):
         raise NotImplementedError(f"only plain batches are covered, not {sorted(unsupported)}")
