@@ -103,11 +103,6 @@ class Trainer:
                 losses.append(self._step(calibrator, adam, weight, training.step))
                 training.step += 1
             kl, penalty = torch.stack(losses).mean(0).tolist()
-            if not kl < float("inf"):
-                raise FitError(
-                    f"The calibration diverged within {training.step} steps (rank {rank}, weight {weight}); lower "
-                    "learning_rate and use a fresh work_dir."
-                )
             self._evaluate(training, calibrator, adam, {"train_kl": kl, "train_penalty": penalty})
 
     def _step(self, calibrator: Calibrator, adam: torch.optim.Adam, weight: float, step: int) -> Tensor:
@@ -135,6 +130,11 @@ class Trainer:
         self, training: Training, calibrator: Calibrator, adam: torch.optim.Adam, losses: dict[str, float]
     ) -> None:
         kl = float(self.validation_kl(calibrator).mean())
+        if not kl < float("inf"):
+            raise FitError(
+                f"The validation KL of grid point {training.point} is {kl} after {training.step} steps; lower "
+                "learning_rate and use a fresh work_dir, or, at 0 steps, look for a fault in the bridge's plan."
+            )
         training.curve.append({"step": training.step, **losses, "validation_kl": kl})
         training.waited += 1
         if kl < training.best_kl:

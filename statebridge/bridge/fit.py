@@ -24,6 +24,7 @@ from statebridge.bridge.geometry import Geometry
 from statebridge.bridge.pair import ModelPair, tokenizer_digest
 from statebridge.bridge.paired import PairedStates, Split
 from statebridge.errors import ConfigError, FitError
+from statebridge.select import Plan
 from statebridge.translate import BilinearRidge, BlockRidge, KeyValueRidge, Translator
 
 
@@ -68,7 +69,7 @@ def fit_bridge(
     FitError
         When the models do not correspond, states hold NaN, or the disk has no room for the R matrices.
     ConfigError
-        When `work_dir` holds another run, or several processes have none.
+        When `work_dir` holds another run, or several processes have none, or the plan lists other layers.
     """
     from accelerate import PartialState
 
@@ -77,6 +78,7 @@ def fit_bridge(
     process = PartialState(cpu=pair.source.device.type == "cpu")
     if work_dir is None and process.num_processes > 1:
         raise ConfigError("Several processes need a work_dir that all of them see.")
+    Plan.parse(config.plan).require_layers(len(pair.source_identity.layers))
     windows = token_windows(
         load_documents(config.documents) if documents is None else documents,
         pair.tokenizer,
