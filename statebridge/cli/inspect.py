@@ -62,7 +62,8 @@ def _print(info: StateFileInfo) -> None:
         "made with": ", ".join(f"{name} {value}" for name, value in header.get("backend", [])),
         "digest": info.digest,
     }
-    table = Table(show_header=False, box=None)
+    table = Table("", "", show_header=False, box=None)
+    table.columns[1].overflow = "fold"  # a digest that is cut short tells nothing
     for name, value in rows.items():
         table.add_row(name, str(value))
     Console(highlight=False, markup=False).print(table)

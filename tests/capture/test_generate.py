@@ -11,6 +11,7 @@ from models import LAYOUTS, run, snapshot, unmoved
 
 import statebridge
 from statebridge.capture.model import cache_keyword
+from statebridge.capture.walker import new_cache
 from statebridge.errors import CaptureError
 
 PREFIX, GIVEN, NEW = 40, 3, 8
@@ -215,14 +216,14 @@ def test_a_state_without_keys_cannot_generate() -> None:
 @pytest.mark.parametrize("keep", [0, 5])
 def test_the_counter_sees_a_prefix_that_is_read_again(monkeypatch, keep: int) -> None:
     """Planted fault: the cache that generate is given is empty, or holds five tokens only."""
-    from statebridge.capture import continuation
+    from statebridge.capture import generation
 
     model, state, ids = setup("llama")
     short = statebridge.prefill(model, ids[:, :keep]).cache if keep else None
 
     def forgetful(*args, **kwargs):
-        return short if keep else continuation.new_cache(model)
+        return short if keep else new_cache(model)
 
-    monkeypatch.setattr(continuation, "restore", forgetful)
+    monkeypatch.setattr(generation, "restore", forgetful)
     got = statebridge.generate_from(model, state, ids[:, PREFIX:], **without_end(max_new_tokens=4))
     assert got.prefix_tokens_processed == PREFIX - keep
