@@ -77,7 +77,8 @@ def test_encoder_decoders_and_models_without_a_rule() -> None:
 
 def test_old_transformers_is_refused_by_version(monkeypatch) -> None:
     model, _, ids = filled()
-    monkeypatch.setattr(transformers, "__version__", "5.15.2")
+    # the module that the check looks at, whatever other tests have imported anew
+    monkeypatch.setattr(identity_of.__globals__["transformers"], "__version__", "5.15.2")
     with pytest.raises(UnsupportedModel, match=r"5\.15\.2 .*5\.16\.0 or newer"):
         statebridge.prefill(model, ids)
 
