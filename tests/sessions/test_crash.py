@@ -21,6 +21,13 @@ from statebridge.errors import StoreError
 from statebridge.sessions import SessionStore
 
 
+class Dying(Recorder):
+    """Dies before it syncs a folder."""
+
+    def sync_folder(self, folder: str) -> None:
+        raise OSError(errno.EIO, "killed")
+
+
 class Script:
     """A life of a store, one acknowledged operation after the other."""
 
@@ -114,10 +121,6 @@ def test_a_deletion_that_was_not_synced_does_not_come_back_without_its_content(q
     base, before = read_disk(live), dict(script.there)
     ops: list[Op] = []
 
-    class Dying(Recorder):
-        def sync_folder(self, folder: str) -> None:
-            raise OSError(errno.EIO, "killed")
-
     with pytest.raises(StoreError, match="killed"):
         SessionStore(live, files=functools.partial(Dying, ops=ops)).delete(first)
     SessionStore(live, files=functools.partial(Recorder, ops=ops)).gc()
@@ -127,6 +130,24 @@ def test_a_deletion_that_was_not_synced_does_not_come_back_without_its_content(q
             write_disk(quick_path / "crashed", disk)
             holds(quick_path / "crashed", [before, {second: before[second]}])
             shutil.rmtree(quick_path / "crashed")
+
+
+def test_content_that_another_process_did_not_sync_is_synced(quick_path) -> None:
+    """One process dies after it wrote blobs; another finds them there, and acknowledges a checkpoint of them."""
+    live = quick_path / "live"
+    SessionStore(live, segment=4)
+    base = read_disk(live)
+    ops: list[Op] = []
+    toy = Toy().step(9)
+    with pytest.raises(StoreError, match="killed"):
+        SessionStore(live, files=functools.partial(Dying, ops=ops)).checkpoint(toy)
+    written = [op.what for op in ops].count("write")
+    identifier = SessionStore(live, files=functools.partial(Recorder, ops=ops)).checkpoint(toy)
+    assert [op.what for op in ops].count("write") == written + 1  # the manifest alone
+    for disk in crashes(base, ops):
+        write_disk(quick_path / "crashed", disk)
+        holds(quick_path / "crashed", [{identifier: digest(toy.buffers())}])
+        shutil.rmtree(quick_path / "crashed")
 
 
 def test_an_unfinished_creation_is_finished(quick_path) -> None:
@@ -139,6 +160,7 @@ def test_an_unfinished_creation_is_finished(quick_path) -> None:
             store = SessionStore(root, segment=4)
             identifier = store.checkpoint(Toy().step(3))
             assert digest(store.restore(identifier)) == digest(Toy().step(3).buffers())
+    assert all("store.json" in disk for disk in crashes({}, ops))  # once it was made, it stays
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EIO])

@@ -134,7 +134,7 @@ def test_the_index_is_a_cache(store, how, tmp_path) -> None:
             database.execute("CREATE TABLE checkpoints (id TEXT)")
         database.close()
     elif how == "link":
-        (tmp_path / "precious").write_bytes(b"precious")
+        (tmp_path / "precious").write_bytes(b"")  # what sqlite would take for a new database
         path.symlink_to(tmp_path / "precious")
     elif how == "emptied":
         path.write_bytes(b"")
@@ -143,7 +143,7 @@ def test_the_index_is_a_cache(store, how, tmp_path) -> None:
     assert SessionStore(store.path).list() == expected
     assert store.list() == expected
     if how == "link":
-        assert (tmp_path / "precious").read_bytes() == b"precious"
+        assert (tmp_path / "precious").read_bytes() == b""
 
 
 def test_an_index_that_lies_about_content_changes_nothing_that_matters(store) -> None:
@@ -157,6 +157,18 @@ def test_an_index_that_lies_about_content_changes_nothing_that_matters(store) ->
     assert digest(store.restore(identifier)) == digest(Toy().step(9).buffers())
     store.verify()
     assert store.list()[0].label == ""
+
+
+def test_an_index_with_a_trigger_is_made_anew(store) -> None:
+    """Nothing that a stranger left in a store runs."""
+    store.list()
+    with sqlite3.connect(store.path / "index.sqlite") as database:
+        database.execute(
+            "CREATE TRIGGER t AFTER INSERT ON checkpoints BEGIN UPDATE checkpoints SET label = 'lie'; END"
+        )
+    database.close()
+    store.checkpoint(Toy())
+    assert [c.label for c in store.list()] == [""]
 
 
 def forged(store: SessionStore, change) -> str:
@@ -328,7 +340,9 @@ class TestArchive:
                 assert digest(other.restore(identifier)) == digest(Toy(5).step(self.steps).buffers())
         assert refused > 30
 
-    @pytest.mark.parametrize("how", ["path", "link", "hard link", "more", "order", "less", "other", "text"])
+    @pytest.mark.parametrize(
+        "how", ["path", "renamed", "link", "hard link", "more", "order", "less", "other", "text"]
+    )
     def test_members_that_do_not_belong(self, store, quick_path, how) -> None:
         path = quick_path / "a.tar"
         self.exported(store, path)
@@ -341,6 +355,8 @@ class TestArchive:
             members[1], members[2] = members[2], members[1]
         elif how == "less":
             members.pop()
+        elif how == "renamed":
+            members[1][0].name = "../evil"
         elif how == "more":
             members.append((evil, b""))
         elif how == "other":
