@@ -29,17 +29,20 @@ def save_demo_plot(result: DemoResult, path: Path) -> None:
 
 
 def _times(axis: Any, result: DemoResult) -> None:
-    left = 0.0
-    for name, colour in zip(("capture", "translate", "first_token"), palette.SHADES[::-1], strict=True):
-        width = result.seconds[name]
-        axis.barh("hand-over", width, left=left, color=colour, label=name.replace("_", " "))
-        left += width
-    axis.barh("re-reading", result.seconds["reread"], color=palette.INK, label="read the prefix")
+    steps = ("capture", "translate", "first_token")
+    ways = {
+        "hand-over": "\n".join(f"{step.replace('_', ' ')} {_time(result.seconds[step])}" for step in steps),
+        "re-reading": f"{_time(result.seconds['reread'])}",
+    }
+    seconds = [result.seconds["handover"], result.seconds["reread"]]
+    bars = axis.barh(list(ways), seconds, color=[palette.GOOD, palette.INK], height=0.55)
+    # a hand-over is often too short to show its steps as pieces of a bar
+    axis.bar_label(bars, list(ways.values()), fontsize=9, padding=4)
+    axis.set_xlim(0, 1.3 * max(seconds))
     axis.set_title(
         f"Time to the receiver's first token\n{result.speedup:.0f}× sooner by hand-over", fontsize=10
     )
     axis.set_xlabel("seconds")
-    axis.legend(frameon=False, fontsize=8, loc="center right")
     axis.invert_yaxis()
 
 
@@ -67,3 +70,7 @@ def _bytes(axis: Any, result: DemoResult) -> None:
     axis.set_title(f"State moved\n{sum(sizes.values()):.1f} MiB in all", fontsize=10)
     axis.set_xlabel("MiB")
     axis.invert_yaxis()
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"

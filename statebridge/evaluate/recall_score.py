@@ -74,23 +74,21 @@ def answer(
         states |= {arm: (pair.receiver, its_bridge(source)) for arm, its_bridge in bridges.items()}
         donors = torch.arange(len(rows)).roll(1)
         states["wrong donor"] = (pair.receiver, bridge(source.select(donors)))
-        asked, lengths = _padded(rows)
+        asked = _padded(rows)
         hits: dict[str, list[bool]] = {}
         for arm, (model, state) in states.items():
             logits = continue_from(model, state, asked).logits
-            hits[arm] = [
-                greedy_match(logits[i, :n], row) for i, (n, row) in enumerate(zip(lengths, rows, strict=True))
-            ]
+            hits[arm] = [greedy_match(found, row) for found, row in zip(logits, rows, strict=True)]
         # without a prefix, the question is all there is
         hits["empty"] = [greedy_match(_alone(pair, row), row) for row in rows]
     return hits
 
 
-def _padded(rows: Sequence[RecallItem]) -> tuple[torch.Tensor, list[int]]:
+def _padded(rows: Sequence[RecallItem]) -> torch.Tensor:
     """Questions with their answers [B, N]; padding to the right changes nothing before it."""
     ids = [[*row.prompt_ids, *row.answer_ids] for row in rows]
     longest = max(map(len, ids))
-    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in ids]), [len(row) for row in ids]
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in ids])
 
 
 def _alone(pair: ModelPair, row: RecallItem) -> torch.Tensor:
