@@ -129,7 +129,10 @@ def read_folder(folder: Path) -> tuple[BridgeConfig, dict[tuple[int, str], Trans
         content = json.loads(path.read_text(encoding="utf-8"))
         kind, version = content["format"], int(content["format_version"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StateFileError(f"{folder} is not a bridge folder ({error!r}).") from error
+        raise StateFileError(
+            f"{folder} is not a bridge folder: its config.json is missing or not that of a bridge; "
+            "give the folder that `statebridge fit --out` wrote."
+        ) from error
     if kind != FORMAT or version > FORMAT_VERSION:
         raise StateFileError(
             f"{path} holds {kind!r} version {version}, this library reads {FORMAT!r} up to {FORMAT_VERSION}; "
