@@ -24,7 +24,7 @@ from statebridge.bridge.backward import BackwardPath, choose_backward
 from statebridge.bridge.bridge import Bridge
 from statebridge.bridge.calibrate_documents import CalibrationDocuments
 from statebridge.bridge.calibrate_train import Trainer
-from statebridge.bridge.collect import Progress, _alone, _claim, _model
+from statebridge.bridge.collect import Progress, claim_folder, model_fingerprint, sole_run
 from statebridge.bridge.config import CalibrateConfig
 from statebridge.bridge.documents import TokenWindow
 from statebridge.bridge.fit import silent
@@ -94,8 +94,8 @@ def fit_calibrator(
     with tempfile.TemporaryDirectory() as scratch, _frozen(pair.source, pair.receiver):
         folder = Path(work_dir or scratch) / "calibration"
         documents = CalibrationDocuments(pair, bridge, windows, config, folder / "documents")
-        _claim(folder, _fingerprint(pair, bridge, documents, config), rank)
-        with _alone(folder, rank):
+        claim_folder(folder, _fingerprint(pair, bridge, documents, config), rank)
+        with sole_run(folder, rank):
             documents.prepare(progress, rank, processes)
             process.wait_for_everyone()
             path = choose_backward(
@@ -186,8 +186,8 @@ def _fingerprint(
     return json.loads(  # type: ignore[no-any-return]
         json.dumps(
             {
-                "source": _model(pair.source, pair.source_identity),
-                "receiver": _model(pair.receiver, pair.receiver_identity),
+                "source": model_fingerprint(pair.source, pair.source_identity),
+                "receiver": model_fingerprint(pair.receiver, pair.receiver_identity),
                 "tokenizer": documents.tokenizer,
                 "plan": str(bridge.plan),
                 "translators": maps.hexdigest(),

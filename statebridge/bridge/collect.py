@@ -68,9 +68,9 @@ def collect(
         When the models do not correspond, the disk is too small, or a state holds NaN.
     """
     geometry = Geometry.of(pair)
-    _claim(folder, _fingerprint(pair, windows, config, processes), rank)
+    claim_folder(folder, _fingerprint(pair, windows, config, processes), rank)
     states = PairedStates(folder, geometry, state_counts(windows, config))
-    with _alone(folder, rank):
+    with sole_run(folder, rank):
         states.reserve()
         states.resume(rank)
         _read(pair, windows, config, states, progress, rank, processes)
@@ -132,8 +132,8 @@ def _fingerprint(
         for window in windows[split]:
             sha.update(f"{split} {window.id} ".encode() + window.ids.numpy().tobytes())
     return {
-        "source": _model(pair.source, pair.source_identity),
-        "receiver": _model(pair.receiver, pair.receiver_identity),
+        "source": model_fingerprint(pair.source, pair.source_identity),
+        "receiver": model_fingerprint(pair.receiver, pair.receiver_identity),
         "tokenizer": tokenizer_digest(pair.tokenizer),
         "documents": sha.hexdigest(),
         "checkpoints": sorted(config.checkpoints),
@@ -142,13 +142,14 @@ def _fingerprint(
     }
 
 
-def _model(model: Any, identity: ModelIdentity) -> str:
+def model_fingerprint(model: Any, identity: ModelIdentity) -> str:
+    """What of a model must be unchanged when a run goes on: identity, dtype, but not where it came from."""
     bare = dataclasses.replace(identity, name="", revision="")
     return f"{identity.model_type} {model.dtype} {hashlib.sha256(repr(bare).encode()).hexdigest()}"
 
 
 @contextlib.contextmanager
-def _alone(folder: Path, rank: int) -> Iterator[None]:
+def sole_run(folder: Path, rank: int) -> Iterator[None]:
     """Hold the lock of process `rank`: a second run there would write over the first one's moments."""
     with (folder / f"moments.{rank}.lock").open("w") as file:
         try:
@@ -160,7 +161,8 @@ def _alone(folder: Path, rank: int) -> Iterator[None]:
         yield
 
 
-def _claim(folder: Path, wanted: dict[str, Any], rank: int) -> None:
+def claim_folder(folder: Path, wanted: dict[str, Any], rank: int) -> None:
+    """Make a work folder this run's own, or refuse it with `ConfigError` when it holds another run's."""
     path = folder / "run.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)

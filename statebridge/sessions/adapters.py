@@ -22,7 +22,7 @@ import torch
 from statebridge.errors import StateMismatch, StoreError
 from statebridge.sessions.session import Buffer, BufferKind, BufferSpec
 from statebridge.state import HybridState
-from statebridge.state.file import _assemble, _header, _named_tensors
+from statebridge.state.file import assemble, named_tensors, state_header
 
 _KINDS = {
     "key": BufferKind.KV,
@@ -76,10 +76,10 @@ class HybridSession:
         if self.state is None:
             raise StoreError("The session has no state yet; let the model read something first.")
         self.state.validate()
-        header = _header(self.state)
+        header = state_header(self.state)
         yield Buffer.json(_HEADER, BufferKind.SETTINGS, header)
         again = ("bookkeeping.token_ids", "bookkeeping.pad_mask", _HEADER)
-        for name, tensor in _named_tensors(self.state):
+        for name, tensor in named_tensors(self.state):
             last = name.rpartition(".")[2]
             grows = tensor.ndim + _GROWS[last] if last in _GROWS else None
             # K, R and C come from reading all tokens again, by the same schedule
@@ -111,7 +111,7 @@ class HybridSession:
                 for name, buffer in named.items()
                 if name.startswith(("layers.", "bookkeeping.")) and name != _HEADER
             }
-            state = _assemble(named[_HEADER].value(), tensors).validate()
+            state = assemble(named[_HEADER].value(), tensors).validate()
             pending = _tensor(named[_PENDING]) if _PENDING in named else None
             clocks = {name[6:]: b.array().item() for name, b in named.items() if name.startswith("clock.")}
             generators = {name[10:]: b for name, b in named.items() if name.startswith("generator.")}

@@ -74,8 +74,8 @@ def save_state(state: HybridState, path: str | os.PathLike[str]) -> None:
         When the file cannot be written; the old file, if any, is untouched.
     """
     state.validate()
-    tensors = {name: _owned(tensor) for name, tensor in _named_tensors(state)}
-    header = _header(state)
+    tensors = {name: _owned(tensor) for name, tensor in named_tensors(state)}
+    header = state_header(state)
     envelope = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -110,7 +110,7 @@ def load_state(path: str | os.PathLike[str], device: str | torch.device = "cpu")
             f"{path} does not match its digest, so it was changed after saving; save it again."
         )
     try:
-        state = _assemble(info.header, tensors)
+        state = assemble(info.header, tensors)
         return state.validate().to(device)
     except (*_MALFORMED, StateMismatch) as error:
         raise StateFileError(f"{path} holds an inconsistent state ({error}); capture it again.") from error
@@ -145,7 +145,7 @@ def inspect_state(path: str | os.PathLike[str]) -> StateFileInfo:
         raise StateFileError(f"{path} has a malformed header ({error!r}); save the state again.") from error
 
 
-def _named_tensors(state: HybridState) -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(state: HybridState) -> Iterator[tuple[str, torch.Tensor]]:
     for index, layer in enumerate(state.layers):
         for field, tensor in layer.tensors():
             yield f"layers.{index}.{field}", tensor
@@ -162,7 +162,7 @@ def _owned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if whole else tensor.clone()
 
 
-def _header(state: HybridState) -> dict[str, Any]:
+def state_header(state: HybridState) -> dict[str, Any]:
     book = state.bookkeeping
     header = {
         "model": dataclasses.asdict(book.model),
@@ -193,7 +193,7 @@ def _digest(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> s
     return sha.hexdigest()
 
 
-def _assemble(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> HybridState:
+def assemble(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> HybridState:
     model = ModelIdentity.from_dict(header["model"])
     fields: list[dict[str, torch.Tensor]] = [{} for _ in model.layers]
     for name, tensor in tensors.items():
