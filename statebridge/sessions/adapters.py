@@ -84,13 +84,15 @@ class HybridSession:
             grows = tensor.ndim + _GROWS[last] if last in _GROWS else None
             # K, R and C come from reading all tokens again, by the same schedule
             derivable = {"derivable_from": again, "cost": float(sum(header["seen_tokens"]))}
-            yield _buffer(name, _KINDS[last], tensor, grows=grows, **(derivable if "layers." in name else {}))
+            yield tensor_buffer(
+                name, _KINDS[last], tensor, grows=grows, **(derivable if "layers." in name else {})
+            )
         if self.pending is not None:
-            yield _buffer(_PENDING, BufferKind.TOKENS, self.pending)
+            yield tensor_buffer(_PENDING, BufferKind.TOKENS, self.pending)
         for name, clock in self.clocks.items():
             yield Buffer.of(f"clock.{name}", BufferKind.CLOCK, clock)
         for name, generator in self.generators.items():
-            yield _buffer(f"generator.{name}", BufferKind.RANDOM, generator.get_state())
+            yield tensor_buffer(f"generator.{name}", BufferKind.RANDOM, generator.get_state())
         if self.ambient:
             yield from _ambient()
 
@@ -107,12 +109,12 @@ class HybridSession:
         named = {buffer.name: buffer for buffer in buffers}
         try:
             tensors = {
-                name: _tensor(buffer)
+                name: buffer_tensor(buffer)
                 for name, buffer in named.items()
                 if name.startswith(("layers.", "bookkeeping.")) and name != _HEADER
             }
             state = assemble(named[_HEADER].value(), tensors).validate()
-            pending = _tensor(named[_PENDING]) if _PENDING in named else None
+            pending = buffer_tensor(named[_PENDING]) if _PENDING in named else None
             clocks = {name[6:]: b.array().item() for name, b in named.items() if name.startswith("clock.")}
             generators = {name[10:]: b for name, b in named.items() if name.startswith("generator.")}
             ambient = {name: buffer for name, buffer in named.items() if name.startswith("ambient.")}
@@ -130,7 +132,7 @@ class HybridSession:
             ) from error
         self.state, self.pending, self.clocks = state, pending, clocks
         for name, buffer in generators.items():
-            self.generators[name].set_state(_tensor(buffer))
+            self.generators[name].set_state(buffer_tensor(buffer))
         for restore in restores:
             restore()
 
@@ -142,10 +144,10 @@ class HybridSession:
                 "Give the session a generator of each of these names before loading.",
             )
         for name, buffer in saved.items():
-            torch.Generator(self.generators[name].device).set_state(_tensor(buffer))
+            torch.Generator(self.generators[name].device).set_state(buffer_tensor(buffer))
 
 
-def _buffer(name: str, kind: BufferKind, tensor: torch.Tensor, **spec: Any) -> Buffer:
+def tensor_buffer(name: str, kind: BufferKind, tensor: torch.Tensor, **spec: Any) -> Buffer:
     """A buffer over a tensor; on the CPU it shares the tensor's memory."""
     whole = tensor.detach().cpu().contiguous()
     dtype = str(whole.dtype).removeprefix("torch.")
@@ -153,7 +155,7 @@ def _buffer(name: str, kind: BufferKind, tensor: torch.Tensor, **spec: Any) -> B
     return Buffer(BufferSpec(name, kind, dtype, tuple(whole.shape), **spec), data)
 
 
-def _tensor(buffer: Buffer) -> torch.Tensor:
+def buffer_tensor(buffer: Buffer) -> torch.Tensor:
     """A tensor with memory of its own, so that sessions loaded from the same buffers share none."""
     data = torch.from_numpy(buffer.data.copy())
     return data.view(getattr(torch, buffer.spec.dtype)).reshape(buffer.spec.shape)
@@ -165,10 +167,10 @@ def _ambient() -> Iterator[Buffer]:
     state: Any = np.random.get_state(legacy=False)
     state["state"]["key"] = state["state"]["key"].tolist()
     yield Buffer.json(_NUMPY, BufferKind.RANDOM, state)
-    yield _buffer(_TORCH, BufferKind.RANDOM, torch.get_rng_state())
+    yield tensor_buffer(_TORCH, BufferKind.RANDOM, torch.get_rng_state())
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for index, device_state in enumerate(torch.cuda.get_rng_state_all()):
-            yield _buffer(f"{_CUDA}.{index}", BufferKind.RANDOM, device_state)
+            yield tensor_buffer(f"{_CUDA}.{index}", BufferKind.RANDOM, device_state)
 
 
 def _ambient_restores(saved: Mapping[str, Buffer]) -> list[Callable[[], Any]]:
@@ -192,11 +194,11 @@ def _ambient_restores(saved: Mapping[str, Buffer]) -> list[Callable[[], Any]]:
     numpy_state = saved[_NUMPY].value()
     numpy_state["state"]["key"] = np.asarray(numpy_state["state"]["key"], np.uint32)
     np.random.RandomState().set_state(numpy_state)
-    default = _tensor(saved[_TORCH])
+    default = buffer_tensor(saved[_TORCH])
     torch.Generator().set_state(default)
     restores: list[Callable[[], Any]] = [lambda: torch.set_num_threads(threads)]
     for name in devices:
-        device, state = torch.device("cuda", here.index(name)), _tensor(saved[name])
+        device, state = torch.device("cuda", here.index(name)), buffer_tensor(saved[name])
         torch.Generator(device).set_state(state)
         restores.append(functools.partial(torch.cuda.set_rng_state, state, device))
     restores.append(lambda: random.setstate(python))
