@@ -59,6 +59,10 @@ class StoreError(StatebridgeError):
     """A session store, a checkpoint in it or an archive of one is missing, damaged, foreign or cannot be written."""
 
 
+class FingerprintError(StatebridgeError):
+    """The state of a runtime cannot be measured: it does not repeat itself, or keeps state outside its buffers."""
+
+
 class FitError(StatebridgeError):
     """A translator cannot be fitted on what it was given."""
 
