@@ -63,6 +63,10 @@ class FingerprintError(StatebridgeError):
     """The state of a runtime cannot be measured: it does not repeat itself, or keeps state outside its buffers."""
 
 
+class BudgetError(StatebridgeError):
+    """A memory budget cannot hold what was asked for, and nothing more may be moved out of its way."""
+
+
 class FitError(StatebridgeError):
     """A translator cannot be fitted on what it was given."""
 
