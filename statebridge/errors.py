@@ -67,6 +67,10 @@ class BudgetError(StatebridgeError):
     """A memory budget cannot hold what was asked for, and nothing more may be moved out of its way."""
 
 
+class PruneError(StatebridgeError):
+    """A history cannot be pruned as asked: a policy, a probe step, a mask or an adapter does not allow it."""
+
+
 class FitError(StatebridgeError):
     """A translator cannot be fitted on what it was given."""
 
