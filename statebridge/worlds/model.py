@@ -27,8 +27,8 @@ from statebridge.worlds.geometry import Camera, Grid
 from statebridge.worlds.rotary import Rotary, rotate
 
 Tensor = torch.Tensor
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q, k, v), each [B, H, T, D] and not rotated, to the attended values [B, H, T, D]."""
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Queries, keys and values [B, H, T, D], not rotated, to the attended values [B, H, T, D]."""
 
 ACTIONS = 5
 
@@ -74,10 +74,10 @@ class WorldConfig:
 class Block(nn.Module):
     """One transformer block; attention is handed in, so that it can be cached, masked or blocked."""
 
-    def __init__(self, config: WorldConfig, layer: int) -> None:
+    def __init__(self, config: WorldConfig) -> None:
         super().__init__()
         d, D = config.width, config.rotary.head_dim
-        self.layer, self.heads = layer, config.heads
+        self.heads = config.heads
         self.table = nn.Parameter(torch.zeros(6, d))
         self.qkv = nn.Linear(d, 3 * d, bias=False)
         self.out = nn.Linear(d, d, bias=False)
@@ -87,18 +87,23 @@ class Block(nn.Module):
         self.k_scale = nn.Parameter(torch.ones(D))
 
     def forward(self, x: Tensor, modulation: Tensor, attend: Attend) -> Tensor:
-        """Tokens [B, T, d] with modulation [B, T or 1, 6, d] to tokens [B, T, d]."""
-        B, T, d = x.shape
-        shift, scale, gate, shift2, scale2, gate2 = (modulation + self.table.to(modulation.dtype)).unbind(-2)
+        """Tokens [B, G, T, d] of G chunks with modulation [B, G, 6, d] to tokens of the same shape."""
+        B, G, T, d = x.shape
+        table = (modulation + self.table.to(modulation.dtype))[:, :, None]  # [B, G, 1, 6, d]
+        shift, scale, gate, shift2, scale2, gate2 = table.unbind(-2)
         h = F.layer_norm(x, (d,)) * (1 + scale) + shift
-        qkv = self.qkv(h).view(B, T, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)  # [3, B, H, T, D]
-        q = F.rms_norm(qkv[0].float(), (qkv.shape[-1],)).to(qkv.dtype) * self.q_scale.to(qkv.dtype)
-        k = F.rms_norm(qkv[1].float(), (qkv.shape[-1],)).to(qkv.dtype) * self.k_scale.to(qkv.dtype)
-        mixed = attend(self.layer, q, k, qkv[2])
-        x = x + gate * self.out(mixed.transpose(1, 2).reshape(B, T, d))
+        qkv = self.qkv(h).view(B, G * T, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)  # [B, H, G T, D]
+        mixed = attend(_normed(q, self.q_scale), _normed(k, self.k_scale), v)
+        x = x + gate * self.out(mixed.transpose(1, 2).reshape(B, G, T, d))
         h = F.layer_norm(x, (d,)) * (1 + scale2) + shift2
         out: Tensor = x + gate2 * self.down(F.gelu(self.up(h), approximate="tanh"))
         return out
+
+
+def _normed(x: Tensor, scale: Tensor) -> Tensor:
+    """RMS norm over the channels of a head, computed in float32."""
+    return (F.rms_norm(x.float(), (x.shape[-1],)) * scale.float()).to(x.dtype)
 
 
 class WorldModel(nn.Module):
@@ -114,7 +119,7 @@ class WorldModel(nn.Module):
         self.action_in = nn.Embedding(ACTIONS, d)
         self.sigma_in = nn.Sequential(nn.Linear(64, d), nn.SiLU(), nn.Linear(d, d))
         self.modulation = nn.Linear(d, 6 * d)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.last_table = nn.Parameter(torch.zeros(2, d))
         self.patch_out = nn.Linear(d, config.grid.channels)
         self._initialise()
@@ -161,8 +166,8 @@ class WorldModel(nn.Module):
         return shared, level[..., None, :] + self.last_table.to(level.dtype)
 
     def decode(self, x: Tensor, last: Tensor) -> Tensor:
-        """Tokens [B, T, d] of the last block to clean patches float32 [B, T, channels]."""
-        shift, scale = last.unbind(-2)
+        """Tokens [B, G, T, d] of the last block to clean patches float32 [B, G, T, channels]."""
+        shift, scale = last[:, :, None].unbind(-2)
         h = F.layer_norm(x, (x.shape[-1],)) * (1 + scale) + shift
         patches: Tensor = self.patch_out(h)
         return patches.float()
@@ -200,18 +205,20 @@ class WorldModel(nn.Module):
         c = self.config
         coordinates = conditioning.coordinates(c.camera, c.grid)
         cos, sin = c.rotary.angles(coordinates)
-        keys, values = [], []
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            layer = len(keys)
             keys.append(k)
             values.append(v)
             return attend_history(layer, rotate(q, cos, sin), rotate(k, cos, sin), v, history)
 
-        x = self.embed(c.grid.patchify(frames), conditioning)
+        x = self.embed(c.grid.patchify(frames), conditioning)[:, None]  # [B, 1, T, d]
         modulation, last = self.modulate(sigma[:, None])
         for block in self.blocks:
             x = block(x, modulation, attend)
-        x0 = c.grid.unpatchify(self.decode(x, last))
+        x0 = c.grid.unpatchify(self.decode(x, last)[:, 0])
         chunk = -1 if number is None else number
         n = frames.shape[1]
         index = torch.arange(max(chunk, 0) * n, max(chunk, 0) * n + n, device=frames.device)
