@@ -1,0 +1,69 @@
+"""The memory of a chat on a model: its size beforehand, its way off the device, its random generator.
+
+Knows transformers caches through `statebridge.capture`, and no sessions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from statebridge.capture import Continuation, profile
+from statebridge.capture.walker import layer_parts
+from statebridge.state import HybridState, LayerState
+
+#: Bookkeeping of one token of a row: its id, its place in the mask, its position.
+_TOKEN_BYTES = 8 + 1 + 8
+#: Bookkeeping of a row: its next position.
+_ROW_BYTES = 8
+
+
+def held_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the memory behind tensors: all of it where one is a view, and once where several share it."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def state_bytes(model: Any) -> tuple[int, int]:
+    """Bytes that one more token of a row adds to a state, and those of a row of any length."""
+    token, fixed = _TOKEN_BYTES, _ROW_BYTES
+    facts = profile(model)
+    for spec, dtypes in zip(facts.identity.layers, facts.dtypes, strict=True):
+        for field, dtype in dtypes.items():
+            size = dtype.itemsize
+            for axis in getattr(spec, field):
+                size *= axis
+            if field in ("key", "value"):
+                token += size
+            else:
+                fixed += size
+    return token, fixed
+
+
+def to_host(live: Continuation) -> HybridState:
+    """The state of a live cache in host memory, a tensor at a time."""
+    with torch.inference_mode(False), torch.no_grad():
+        layers = tuple(
+            LayerState(**layer_parts(layer)).map(lambda _, t: t.detach().to("cpu", copy=True))
+            for layer in live.cache.layers
+        )
+    return HybridState(layers, live.bookkeeping).validate()
+
+
+@contextlib.contextmanager
+def drawing_from(generator: torch.Generator, seed: int | None) -> Iterator[None]:
+    """Let the device's default generator go on where `generator` stands; afterwards each has its own again."""
+    device = generator.device
+    if seed is not None:
+        generator.manual_seed(seed)
+    on_cuda = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_cuda else []):
+        if on_cuda:
+            torch.cuda.set_rng_state(generator.get_state(), device)
+        else:
+            torch.set_rng_state(generator.get_state())
+        yield
+        generator.set_state(torch.cuda.get_rng_state(device) if on_cuda else torch.get_rng_state())
