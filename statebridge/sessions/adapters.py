@@ -157,8 +157,10 @@ def tensor_buffer(name: str, kind: BufferKind, tensor: torch.Tensor, **spec: Any
 
 def buffer_tensor(buffer: Buffer) -> torch.Tensor:
     """A tensor with memory of its own, so that sessions loaded from the same buffers share none."""
-    data = torch.from_numpy(buffer.data.copy())
-    return data.view(getattr(torch, buffer.spec.dtype)).reshape(buffer.spec.shape)
+    dtype = getattr(torch, buffer.spec.dtype)
+    if not buffer.data.size:  # torch cannot view nothing as another dtype
+        return torch.empty(buffer.spec.shape, dtype=dtype)
+    return torch.from_numpy(buffer.data.copy()).view(dtype).reshape(buffer.spec.shape)
 
 
 def _ambient() -> Iterator[Buffer]:
