@@ -136,11 +136,9 @@ class Search:
     def _reason(self, name: str, without: float | None) -> str:
         """One sentence about why this group has its role."""
         role, trials = role_of(self.spared.get(name)), self.alone[name]
-        pair = self._stands_in(name)
         if without is not None:
             if name in self.spared_alone:
-                for_it = f"{', '.join(pair)} can stand in for it, but" if pair else "spared alone, but"
-                return f"{for_it} not once it is gone too: then the return is {shown(without)} off"
+                return f"{self._hidden_by(name)}: without it the return is {shown(without)} off"
             stopped = _stopped(trials.get(Mode.DERIVED), self.eps)
             if trials[Mode.FRESH].errors and trials[Mode.ZERO].errors:
                 error = next(iter(trials[Mode.FRESH].errors.values()))
@@ -148,7 +146,7 @@ class Search:
             return f"without it the return is {shown(without)} off{stopped}"
         if role is Role.DERIVABLE:
             return f"computed again from {', '.join(self.bench.sources(name, self.spared))}"
-        if pair:
+        if pair := self._stands_in(name):
             return f"{', '.join(pair)} stands in for it"
         if role is Role.SHAPE:
             return "its shape is enough: zeros do as well"
@@ -157,6 +155,15 @@ class Search:
         return (
             "a new runtime has it already" if self.bench.new_has(name) else "a new runtime goes on without it"
         )
+
+    def _hidden_by(self, name: str) -> str:
+        """Why a needed group could be spared alone."""
+        if pair := self._stands_in(name):
+            return f"spared alone, because {', '.join(pair)} can stand in for it, and that is gone"
+        derived = [group for group, mode in self.spared.items() if mode is Mode.DERIVED]
+        if users := [group for group in derived if name in self.bench.sources(group, self.spared)]:
+            return f"spared alone, but {', '.join(users)} are computed again from it"
+        return "spared alone, but not once others are gone"
 
     def _stands_in(self, name: str) -> list[str]:
         """Groups that this one could change places with: kept ones for a spared one, and the reverse."""
