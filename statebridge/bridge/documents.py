@@ -7,6 +7,7 @@ short are skipped and counted, and too few documents are an error that says so b
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from statebridge.errors import DocumentError
 
 _BUILDERS = {".txt": "text", ".md": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 _CHARACTERS_PER_TOKEN = 16  # more than a byte-level BPE makes of prose
+#: Source of documents that needs no file and no network: prose that comes with Python, in endless pieces.
+INSTALLED = "installed"
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,9 @@ def load_documents(config: DocumentsConfig) -> Iterator[Document]:
     """
     import datasets
 
+    if config.source == INSTALLED:
+        yield from _installed(int(config.name or 4096))
+        return
     path = Path(config.source)
     options: dict[str, Any] = {"split": "train", "streaming": True}
     try:
@@ -74,7 +80,7 @@ def load_documents(config: DocumentsConfig) -> Iterator[Document]:
 
 
 def token_windows(
-    documents: Iterable[Document],
+    documents: Iterable[Document | TokenWindow],
     tokenizer: Any,
     length: int,
     count: int,
@@ -86,7 +92,8 @@ def token_windows(
     Parameters
     ----------
     documents
-        Documents in order.
+        Documents in order, no more of which are taken than are needed; a window that was cut already gives its
+        first tokens.
     tokenizer
         A transformers tokenizer; no special tokens are added.
     length, count
@@ -103,11 +110,11 @@ def token_windows(
     short = 0
     # count first, so that no document is read beyond the last that is needed
     for document in documents if count else ():
-        ids = _window(document, tokenizer, length, window, seed)
-        if ids is None:
+        cut = _cut(document, tokenizer, length, window, seed)
+        if cut is None:
             short += 1
             continue
-        found.append(TokenWindow(document.id, torch.tensor(ids, dtype=torch.int64)))
+        found.append(cut)
         if len(found) == count:
             break
     if len(found) < count:
@@ -116,6 +123,15 @@ def token_windows(
             f"({short} were shorter); give more documents or ask for fewer or shorter ones."
         )
     return found
+
+
+def _cut(
+    document: Document | TokenWindow, tokenizer: Any, length: int, window: str, seed: int
+) -> TokenWindow | None:
+    if isinstance(document, TokenWindow):
+        return TokenWindow(document.id, document.ids[:length]) if len(document.ids) >= length else None
+    ids = _window(document, tokenizer, length, window, seed)
+    return None if ids is None else TokenWindow(document.id, torch.tensor(ids, dtype=torch.int64))
 
 
 def _window(document: Document, tokenizer: Any, length: int, window: str, seed: int) -> list[int] | None:
@@ -142,6 +158,20 @@ def _tokens(tokenizer: Any, text: str) -> list[int]:
         "input_ids"
     ]
     return ids
+
+
+def _installed(characters: int) -> Iterator[Document]:
+    """Consecutive pieces of the prose; when it ends, it begins again with its paragraphs in another order."""
+    from pydoc_data.topics import topics
+
+    paragraphs = [part for name in sorted(topics) for part in topics[name].split("\n\n")]
+    for number in itertools.count():
+        order = list(paragraphs)
+        if number:
+            random.Random(number).shuffle(order)
+        text = "\n\n".join(order)
+        for start in range(0, len(text) - characters + 1, characters):
+            yield Document(f"{INSTALLED}:{number}:{start}", text[start : start + characters])
 
 
 def _files(path: Path) -> list[Path]:

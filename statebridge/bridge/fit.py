@@ -34,7 +34,7 @@ def silent(stage: str, done: int, total: int) -> None:
 
 def fit_bridge(
     pair: ModelPair,
-    documents: Iterable[Document] | None = None,
+    documents: Iterable[Document | TokenWindow] | None = None,
     config: FitConfig | None = None,
     *,
     work_dir: str | Path | None = None,

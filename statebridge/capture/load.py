@@ -41,9 +41,14 @@ def load_model(
         raise UnsupportedModel(
             f"The checkpoint {name} lacks {len(missing)} weights, the first is {missing[0]}; fetch it again."
         )
+    return model.eval(), load_tokenizer(name, revision)
+
+
+def load_tokenizer(name: str, revision: str | None = None) -> Any | None:
+    """The tokenizer of a folder or hub name; None where there is none."""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, revision=revision)
     except (OSError, ValueError, KeyError, TypeError):  # a folder with a model alone
-        tokenizer = None
+        return None
     # transformers makes an empty tokenizer for a folder that has none
-    return model.eval(), tokenizer if tokenizer is not None and tokenizer("a")["input_ids"] else None
+    return tokenizer if tokenizer("a")["input_ids"] else None

@@ -18,6 +18,7 @@ from statebridge.cli.fit import fit
 from statebridge.cli.handoff import handoff
 from statebridge.cli.inspect import inspect
 from statebridge.cli.report import report
+from statebridge.cli.reproduce import reproduce
 from statebridge.cli.sessions import sessions
 from statebridge.errors import StatebridgeError
 
@@ -35,6 +36,7 @@ app.command()(fit)
 app.command()(handoff)
 app.command()(evaluate)
 app.command()(report)
+app.command()(reproduce)
 app.add_typer(sessions, name="sessions")
 
 

@@ -6,9 +6,8 @@ work. An interrupted run goes on when it is started again with the same options.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +19,7 @@ from statebridge.cli.options import (
     Format,
     FormatOption,
     print_json,
-    progress_bar,
+    stage_bars,
 )
 from statebridge.cli.pair_options import ReceiverOption, SourceOption, is_main_process, load_pair
 
@@ -83,7 +82,7 @@ def evaluate(
     loaded = Bridge.from_pretrained(bridge)
     console.print(f"Loading {source} and {receiver}")
     pair = _pair(source, receiver, device, receiver_device, dtype)
-    with _shown() as progress:
+    with stage_bars(console) as progress:
         result = run(pair, loaded, chosen, out=out, progress=progress)
     if not is_main_process():
         return
@@ -145,24 +144,3 @@ def _print(result: Mapping[str, Any]) -> None:
     console.print(gates)
     for sentence in (conclusion(result), *equal_cost(result)):
         console.print(sentence, highlight=False)
-
-
-@contextlib.contextmanager
-def _shown() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress function with one bar per stage."""
-    names = {
-        "scores": "Scoring arms",
-        "recall": "Recall by depth",
-        "generation": "Free-running generation",
-        "residuals": "Calibrator's residuals",
-    }
-    with progress_bar() as bars:
-        bars.disable = not is_main_process()
-        tasks: dict[str, Any] = {}
-
-        def progress(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(names[stage], total=total)
-            bars.update(tasks[stage], completed=done, total=total)
-
-        yield progress

@@ -6,22 +6,16 @@ interrupted run goes on when it is started again with the same options.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from statebridge.cli.options import DeviceOption, DtypeOption, Format, FormatOption, print_json
+from statebridge.cli.options import DeviceOption, DtypeOption, Format, FormatOption, print_json, stage_bars
 from statebridge.cli.pair_options import ReceiverOption, SourceOption, is_main_process, load_pair
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 def fit(
@@ -80,7 +74,7 @@ def fit(
     if (scratch / "run.json").exists():
         console.print(f"Going on with the run in {scratch}")
     started = time.monotonic()
-    with _shown(console) as progress:
+    with stage_bars(console) as progress:
         bridge = fit_bridge(pair, config=chosen, work_dir=scratch, progress=progress)
     if not is_main_process():
         return
@@ -111,33 +105,3 @@ def _print_errors(errors: dict[str, dict[str, float | None]]) -> None:
     typer.echo("Relative tensor error on validation documents (0 is exact, 1 is the mean state):")
     Console().print(table)
     typer.echo("Tensor error does not predict behaviour: evaluate the bridge before you trust it.")
-
-
-@contextlib.contextmanager
-def _shown(console: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress function with one bar per stage, and what the library logs above the bars."""
-    from rich.logging import RichHandler
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    names = {"collect": "Reading documents", "fit": "Fitting maps"}
-    columns = (TextColumn("{task.description:<17}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    handler = RichHandler(
-        console=console, show_time=False, show_level=False, show_path=False, highlighter=None
-    )
-    logger = logging.getLogger("statebridge")
-    level = logger.level
-    with Progress(*columns, console=console, disable=console.quiet) as bars:
-        tasks = {}
-
-        def progress(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(names[stage], total=total)
-            bars.update(tasks[stage], completed=done)
-
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        try:
-            yield progress
-        finally:
-            logger.removeHandler(handler)
-            logger.setLevel(level)

@@ -20,10 +20,17 @@ ReceiverOption = Annotated[str, typer.Option(help="Folder or hub name of the mod
 
 def load_pair(source: str, receiver: str, device: str, dtype: str) -> ModelPair:
     """Load both models onto one device, or spread them with `auto`; `cuda` is the GPU of this process."""
+    from statebridge.bridge import ModelPair
+
+    place = prepare_device(device)
+    return ModelPair.from_pretrained(source, receiver, dtype=dtype, device_map=place)
+
+
+def prepare_device(device: str) -> str:
+    """Name of a device that is there, `cuda` spelt out for this process; loading will be quiet from now on."""
     import torch
     from transformers.utils import logging
 
-    from statebridge.bridge import ModelPair
     from statebridge.errors import ConfigError
 
     if device == "cuda":
@@ -38,7 +45,7 @@ def load_pair(source: str, receiver: str, device: str, dtype: str) -> ModelPair:
             ) from error
     logging.set_verbosity_error()  # which kernels are absent is what `statebridge doctor` tells
     logging.disable_progress_bar()
-    return ModelPair.from_pretrained(source, receiver, dtype=dtype, device_map=device)
+    return device
 
 
 def is_main_process() -> bool:

@@ -45,7 +45,7 @@ def evaluate(
     config: EvaluateConfig | None = None,
     *,
     out: str | Path,
-    documents: Iterable[Document] | None = None,
+    documents: Iterable[Document | TokenWindow] | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
     """Score every arm on every document and write the run's folder.

@@ -21,7 +21,8 @@ from statebridge.evaluate.recall import RecallItem, RecallTask
 from statebridge.evaluate.recall_score import answer
 from statebridge.evaluate.residuals import residual_table
 
-_RESIDUAL_DOCUMENTS = 8  # residuals hardly differ between documents
+#: Documents whose residuals are measured; they hardly differ between documents.
+RESIDUAL_DOCUMENTS = 8
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def further_sections(
 
         found.append(Section("generation", jobs, continue_freely))
     if (calibrator := bridge.calibrator) is not None:
-        jobs = batches(min(_RESIDUAL_DOCUMENTS, len(windows)), config.batch_size)
+        jobs = batches(min(RESIDUAL_DOCUMENTS, len(windows)), config.batch_size)
 
         def measure(first: int, last: int) -> pa.Table:
             batch = windows[first:last]

@@ -45,7 +45,7 @@ def summarise(table: pa.Table, plan: str, config: EvaluateConfig) -> dict[str, A
     Parameters
     ----------
     table
-        Columns document, arm, position, nll, top1, kl, js.
+        Columns document, arm, position, nll, and any of top1, kl, js.
     plan
         The arm that is the hand-over.
     config
@@ -59,6 +59,7 @@ def summarise(table: pa.Table, plan: str, config: EvaluateConfig) -> dict[str, A
             documents, {arm: values.mean(1) for arm, values in scores_by_arm(table, metric)[1].items()}
         )
         for metric in ("top1", "kl", "js")
+        if metric in table.column_names  # scores from elsewhere may be NLL alone
     }
     arms: dict[str, dict[str, Interval]] = {}
     for arm in nll:

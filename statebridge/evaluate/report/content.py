@@ -20,11 +20,11 @@ def build(run: Run) -> Report:
     """The report of a run."""
     source, receiver = (run.result["provenance"][end]["name"] or end for end in ("source", "receiver"))
     made = (
-        _arms(run),
+        arms_section(run),
         _cost(run),
         _positions(run),
         _documents(run),
-        _effects(run),
+        effects_section(run),
         *further.sections(run),
         _identities(run),
         _terms(run),
@@ -34,12 +34,13 @@ def build(run: Run) -> Report:
         conclusion=words.conclusion(run.result),
         headline=words.headline(run.result),
         summary=tuple(words.summary(run.result, run.config.prefix)),
-        gates=tuple(_gate(name, gate, run.handover) for name, gate in run.result["gates"].items()),
+        gates=tuple(gate_block(name, gate, run.handover) for name, gate in run.result["gates"].items()),
         sections=tuple(section for section in made if section is not None),
     )
 
 
-def _gate(name: str, gate: dict[str, Any], handover: str) -> Gate:
+def gate_block(name: str, gate: dict[str, Any], handover: str) -> Gate:
+    """A gate of a result as readers see it."""
     rows = tuple(
         (
             f"{words.metric(row['metric'], handover)} {'≤' if row['relation'] == '<=' else '≥'} "
@@ -52,7 +53,8 @@ def _gate(name: str, gate: dict[str, Any], handover: str) -> Gate:
     return Gate(name, words.GATES.get(name, "a gate of this run's settings"), gate["verdict"], rows)
 
 
-def _arms(run: Run) -> Section:
+def arms_section(run: Run) -> Section:
+    """Every arm with its picture, its figures and what it is."""
     found = run.result["arms"]
     order = sorted(found, key=lambda arm: found[arm]["nll"]["estimate"])
     names = {"nll": "NLL", "excess": "excess", "ncr": "NCR", "top1": "top-1", "tqr": "TQR", "js": "JS"}
@@ -133,7 +135,8 @@ def _documents(run: Run) -> Section:
     return Section("Document by document, and the donor control", tuple(said), tuple(pictures))
 
 
-def _effects(run: Run) -> Section | None:
+def effects_section(run: Run) -> Section | None:
+    """Factorial effects of translating, for a run that scored all eight plans."""
     picture = plots.effects(run)
     if picture is None:
         return None

@@ -108,19 +108,20 @@ def verify(run: Run) -> list[str]:
     """One line for each figure of `result.json` that the stored tables do not give; branches included."""
     again = json.loads(json.dumps(summarise_run(run.tables, run.handover, run.config)))
     stored = {key: value for key, value in run.result.items() if key not in NOTED}
-    found = list(_differences(stored, again, ""))
+    found = differences(stored, again)
     for name, branch in run.branches().items():
         found += [f"branches/{name}: {line}" for line in (verify(branch) if branch else ["not finished"])]
     return found
 
 
-def _differences(stored: Any, again: Any, path: str) -> list[str]:
+def differences(stored: Any, again: Any, path: str = "") -> list[str]:
+    """One line for each value of two JSON values that is not the same, floats to 1e-9; paths begin with `path`."""
     if isinstance(stored, dict) and isinstance(again, dict):
         keys = dict.fromkeys((*again, *stored))
         return [
             line
             for key in keys
-            for line in _differences(
+            for line in differences(
                 stored.get(key, "nothing"), again.get(key, "nothing"), f"{path}.{key}" if path else key
             )
         ]
@@ -128,7 +129,7 @@ def _differences(stored: Any, again: Any, path: str) -> list[str]:
         return [
             line
             for i, (a, b) in enumerate(zip(stored, again, strict=True))
-            for line in _differences(a, b, f"{path}[{i}]")
+            for line in differences(a, b, f"{path}[{i}]")
         ]
     numbers = [isinstance(x, (int, float)) and not isinstance(x, bool) for x in (stored, again)]
     # other releases of numpy may sum in another order

@@ -11,10 +11,11 @@ from statebridge.evaluate.report.words import interval, number
 
 def sections(run: Run) -> tuple[Section | None, ...]:
     """Calibrator, recall, generation and branches, in this order."""
-    return (_calibration(run), _residuals(run), _recall(run), _generation(run), _branches(run))
+    return (calibration_section(run), residuals_section(run), _recall(run), _generation(run), _branches(run))
 
 
-def _calibration(run: Run) -> Section | None:
+def calibration_section(run: Run) -> Section | None:
+    """Curves, choice and ablation of a calibrator."""
     picture = plots_sections.calibration(run)
     if picture is None:
         return None
@@ -40,7 +41,8 @@ def _calibration(run: Run) -> Section | None:
     )
 
 
-def _residuals(run: Run) -> Section | None:
+def residuals_section(run: Run) -> Section | None:
+    """How far a calibrator moves each layer."""
     picture = plots_sections.residuals(run)
     if picture is None:
         return None

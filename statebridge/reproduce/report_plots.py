@@ -1,0 +1,66 @@
+"""The picture that only a whole reproduction has: ours and the published figures with both intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+from statebridge.evaluate import palette
+from statebridge.evaluate.report.plots import png, whiskers
+
+_WIDTH = 8.6
+
+
+def beside(pairs: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]) -> bytes:
+    """One line per figure: ours above, the published one below it; small and large figures apart.
+
+    Parameters
+    ----------
+    pairs
+        Words -> (ours, published), each with estimate, low and high.
+    """
+    # NLLs of a few nats would flatten differences of hundredths
+    panels = [
+        {w: pair for w, pair in pairs.items() if w.startswith("NLL")},
+        {w: pair for w, pair in pairs.items() if not w.startswith("NLL")},
+    ]
+    panels = [panel for panel in panels if panel]
+    heights = [len(panel) for panel in panels]
+    with palette.style():
+        figure, axes = plt.subplots(
+            len(panels),
+            1,
+            figsize=(_WIDTH, 0.9 * len(panels) + 0.36 * sum(heights)),
+            height_ratios=heights,
+            layout="constrained",
+            squeeze=False,
+        )
+        for axis, panel in zip(axes[:, 0], panels, strict=True):
+            _draw(axis, panel)
+        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
+        return png(figure)
+
+
+def _draw(axis: Any, panel: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
+    for number, (ours, theirs) in enumerate(panel.values()):
+        for found, shift, shade, marker, words in (
+            (ours, -0.16, palette.GOOD, "o", "ours"),
+            (theirs, 0.16, palette.MUTED, "D", "published"),
+        ):
+            axis.errorbar(
+                found["estimate"],
+                number + shift,
+                xerr=whiskers(found),
+                fmt=marker,
+                markersize=4.5,
+                capsize=2.5,
+                color=shade,
+                label=words if number == 0 else None,
+            )
+    axis.set_yticks(range(len(panel)), list(panel))
+    axis.set_ylim(len(panel) - 0.4, -0.6)
+    if not next(iter(panel)).startswith("NLL"):
+        axis.axvline(0, color=palette.INK, linewidth=0.8)
+    axis.grid(axis="x")
