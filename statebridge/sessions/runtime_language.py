@@ -29,7 +29,7 @@ from statebridge.capture.walker import layer_parts
 from statebridge.errors import CaptureError, StateMismatch
 from statebridge.sessions.adapters import HybridSession
 from statebridge.sessions.runtime_cache import drawing_from, held_bytes, state_bytes, to_host
-from statebridge.sessions.session import Buffer
+from statebridge.sessions.session import Buffer, BufferKind
 from statebridge.state import HybridState, ModelIdentity
 from statebridge.state.file import named_tensors
 
@@ -128,19 +128,37 @@ class LanguageSession:
     # what every session of a runtime can do
 
     def buffers(self) -> Iterable[Buffer]:
-        """Every buffer that a continuation needs."""
+        """Every buffer that a continuation needs; a session that has read nothing has a generator all the same."""
+        if self._book is None:
+            state = self._rest.generators["sampling"].get_state()
+            return [
+                Buffer.of("generator.sampling", BufferKind.RANDOM, state.numpy()),
+                *(
+                    []
+                    if self.pending is None
+                    else [Buffer.of("pending", BufferKind.TOKENS, self.pending.numpy())]
+                ),
+            ]
         at_rest = self._rest if self._live is None else dataclasses.replace(self._rest, state=self.state())
         return at_rest.buffers()
 
     def load(self, buffers: Iterable[Buffer]) -> None:
         """Become the session that gave these buffers, off the device."""
-        loaded = dataclasses.replace(
-            self._rest, state=None, generators={"sampling": torch.Generator(self._device)}
-        )
-        loaded.load(buffers)
-        assert loaded.state is not None
-        self.model = self.engine.model_of(loaded.state.bookkeeping.model)
-        generator = torch.Generator(self._device)
+        named = {buffer.name: buffer for buffer in buffers}
+        if set(named) <= {"generator.sampling", "pending"}:  # it has read nothing
+            loaded = LanguageSession(self.engine, None, None, 0)._rest
+            loaded.generators["sampling"].set_state(torch.tensor(named["generator.sampling"].array()))
+            if "pending" in named:
+                loaded.pending = torch.tensor(named["pending"].array())
+            model = self.engine.models[0]
+        else:
+            generators = {"sampling": torch.Generator(self._device)}
+            loaded = HybridSession(generators=generators, ambient=False)
+            loaded.load(named.values())
+            assert loaded.state is not None
+            model = self.engine.model_of(loaded.state.bookkeeping.model)
+        self.model = model
+        generator = torch.Generator(self._device)  # the session may be on a model elsewhere
         generator.set_state(loaded.generators["sampling"].get_state())
         loaded.generators["sampling"] = generator
         self._rest, self._live, self.sound = loaded, None, True
