@@ -21,8 +21,8 @@ import torch
 from diffusers import AnyFlowFARTransformer3DModel, FlowMapEulerDiscreteScheduler
 from diffusers.models.transformers.transformer_anyflow_far import AnyFlowCausalAttnProcessor, apply_rotary_emb
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask
 from torch.nn import functional as F  # noqa: N812 (its usual name)
+from torch.nn.attention.flex_attention import create_block_mask
 
 from statebridge.errors import PruneError
 from statebridge.prune.attention import attend_groups, chosen_mass
