@@ -81,6 +81,11 @@ def read(model: Any, ids: torch.Tensor) -> Any:
     return cache_of(output)
 
 
+def decoding(model: Any, cache: Any, token: torch.Tensor) -> Callable[[], Any]:
+    """One step of the model after what `cache` holds, which grows."""
+    return lambda: model(input_ids=token, use_cache=True, **{cache_keyword(model): cache})
+
+
 def copies(state: HybridState, clock: Clock, repeats: int) -> dict[str, Any]:
     """A plain copy of the state's tensors, and of one buffer of as many bytes."""
     tensors = [tensor for layer in state.layers for _, tensor in layer.tensors()]
@@ -136,14 +141,7 @@ def measure(
     translated = bridges["TDD"](state)
     stages["install"] = clock(lambda: restore(translated, pair.receiver), repeats)
     stages["install and first token"] = clock(lambda: continue_from(pair.receiver, translated, fed), repeats)
-    native = read(pair.receiver, here)
-    one = fed.to(device)
-
-    def decode() -> None:
-        pair.receiver(input_ids=one, use_cache=True, **{cache_keyword(pair.receiver): native})
-
-    stages["decode step"] = clock(decode, repeats)
-    del native
+    stages["decode step"] = clock(decoding(pair.receiver, read(pair.receiver, here), fed.to(device)), repeats)
     for plan, bridge in bridges.items():
 
         def hand_over(bridge: Bridge = bridge) -> Any:

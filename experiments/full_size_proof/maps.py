@@ -16,8 +16,8 @@ from statebridge.translate import BlockAffine, HeadAffine, HeadBilinear, Transla
 PLANS = ("DDD", "TDD", "TTT")
 
 
-def random_bridges(pair: ModelPair, seed: int = 0) -> dict[str, Bridge]:
-    """One bridge per plan, and one with a calibrator on top of TDD; all maps lie on the receiver's device."""
+def random_maps(pair: ModelPair, seed: int = 0) -> dict[tuple[int, str], Translator]:
+    """Maps of all parts, on the receiver's device."""
     generator = torch.Generator().manual_seed(seed)
     device = pair.receiver.device
 
@@ -43,6 +43,12 @@ def random_bridges(pair: ModelPair, seed: int = 0) -> dict[str, Bridge]:
             tuple(near_identity(count, size, size) for size, count in sizes.items()),
             tuple(noise(count, size) for size, count in sizes.items()),
         )
+    return maps
+
+
+def random_bridges(pair: ModelPair, seed: int = 0) -> dict[str, Bridge]:
+    """One bridge per plan, and one with a calibrator on top of TDD."""
+    maps = random_maps(pair, seed)
     config = BridgeConfig(pair.source_identity, pair.receiver_identity, "TTT", "")
     bridges = {plan: Bridge(dataclasses.replace(config, plan=plan), maps) for plan in PLANS}
     bridges["TDD + calibrator"] = bridges["TDD"].with_calibrator(random_calibrator(pair, seed))

@@ -12,6 +12,7 @@ A bridge is refused for states of any other model.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -19,12 +20,13 @@ from typing import Any, cast
 import torch
 from huggingface_hub import ModelCard, ModelHubMixin
 
+from statebridge.bridge.apply import Moves
 from statebridge.bridge.artefact import BridgeConfig, fetch, malformed, read_folder, write_folder
 from statebridge.bridge.card import render_card
 from statebridge.calibrate import Calibrator
 from statebridge.errors import ConfigError, StateMismatch
 from statebridge.select import Plan
-from statebridge.state import HybridState, LayerState, ModelIdentity, rotate, unrotate
+from statebridge.state import HybridState, ModelIdentity, Rotation
 from statebridge.state.layer import FIELDS
 from statebridge.translate import Translator
 
@@ -60,7 +62,7 @@ class Bridge(ModelHubMixin, library_name="statebridge"):
         self.plan = Plan.parse(config.plan).require_layers(len(config.source.layers))
         self.translators = dict(translators)
         self.calibrator = calibrator and calibrator.require(config.receiver.layers)
-        self._placed: dict[tuple[int, str, torch.device], Translator] = {}
+        self._moves = Moves(self.plan, self.translators, self.calibrator)
         self._check()
 
     @classmethod
@@ -109,24 +111,31 @@ class Bridge(ModelHubMixin, library_name="statebridge"):
                 "Tokenize the prefix with the tokenizer of the pair.",
             )
         state.validate()
+        source, receiver = self.config.source.rope, self.config.receiver.rope
         # keys of models that rotate alike are copied as they are, which is exact
-        layers = range(len(self.config.source.layers))
-        alike = self.config.source.rope == self.config.receiver.rope
-        turned = [not alike or self.plan.translates(i, "K") for i in layers]
-        turns = any(turned[i] for i, layer in enumerate(state.layers) if layer.key is not None)
-        if turns and book.positions is None:
+        turned = [
+            i
+            for i, layer in enumerate(state.layers)
+            if layer.key is not None and (source != receiver or self.plan.translates(i, "K"))
+        ]
+        if turned and book.positions is None:
             raise StateMismatch(
                 "keys cannot be un-rotated",
                 {"positions": ("known", None)},
                 "Capture with position_ids, or use a plan that copies K.",
             )
+
+        @functools.cache
+        def turn(device: torch.device) -> tuple[Rotation | None, Rotation | None]:
+            positions = cast(torch.Tensor, book.positions)
+            after = None if receiver is None else Rotation.of(positions, receiver, device)
+            if source is None:
+                return None, after
+            before = after if source == receiver else Rotation.of(positions, source, device)
+            return before and before.inverse, after
+
         with torch.inference_mode(False), torch.no_grad():
-            moved_layers = tuple(
-                self._layer(i, layer, book.positions if turned[i] else None)
-                for i, layer in enumerate(state.layers)
-            )
-            if self.calibrator is not None:
-                moved_layers = self.calibrator(moved_layers)
+            moved_layers = self._moves(state.layers, dict.fromkeys(turned, turn))
             copies: dict[str, Any] = {
                 name: value.clone() for name, value in vars(book).items() if isinstance(value, torch.Tensor)
             }
@@ -213,28 +222,6 @@ class Bridge(ModelHubMixin, library_name="statebridge"):
             return cls(config, translators, calibrator)
         except (ConfigError, StateMismatch, RuntimeError) as error:
             raise malformed(folder, error) from error
-
-    def _layer(self, index: int, layer: LayerState, positions: torch.Tensor | None) -> LayerState:
-        source, receiver = self.config.source.rope, self.config.receiver.rope
-
-        def move(name: str, tensor: torch.Tensor) -> torch.Tensor:
-            moved = tensor
-            turned = name == "key" and positions is not None
-            if turned and source is not None:
-                moved = unrotate(moved, cast(torch.Tensor, positions), source)
-            if self.plan.translates(index, FIELDS[name]):
-                moved = self._map(index, name, moved.device).apply(moved)
-            if turned and receiver is not None:
-                moved = rotate(moved, cast(torch.Tensor, positions), receiver)
-            return moved.clone() if moved is tensor else moved
-
-        return layer.map(move)
-
-    def _map(self, index: int, name: str, device: torch.device) -> Translator:
-        key = (index, name, device)
-        if key not in self._placed:
-            self._placed[key] = self.translators[index, name].to(device)
-        return self._placed[key]
 
     def _check(self) -> None:
         source, receiver = self.config.source.layers, self.config.receiver.layers

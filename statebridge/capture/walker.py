@@ -180,7 +180,8 @@ def install_layer(
 
     if state.key is not None and state.value is not None:
         keys, values = placed("key", state.key), placed("value", state.value)
-        DynamicLayer.lazy_initialization(layer, keys, values)
+        # by hand, because lazy_initialization makes two empty tensors on the device first
+        layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
         layer.keys, layer.values = keys, values
     if state.conv_state is not None:
         conv = placed("conv_state", state.conv_state)

@@ -5,7 +5,7 @@ from statebridge.state.file import StateFileInfo, inspect_state
 from statebridge.state.hybrid import HybridState
 from statebridge.state.identity import ModelIdentity
 from statebridge.state.layer import COMPONENTS, Component, LayerSpec, LayerState
-from statebridge.state.rotation import RopeSpec, rotate, unrotate
+from statebridge.state.rotation import RopeSpec, Rotation, rotate, unrotate
 
 __all__ = [
     "COMPONENTS",
@@ -16,6 +16,7 @@ __all__ = [
     "LayerState",
     "ModelIdentity",
     "RopeSpec",
+    "Rotation",
     "StateFileInfo",
     "inspect_state",
     "rotate",

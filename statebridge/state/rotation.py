@@ -12,6 +12,7 @@ Knows positions and frequencies, no models. Source: Su et al., "RoFormer", arXiv
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,52 @@ class RopeSpec:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """The rotation of given positions, worked out once for the keys of all layers.
+
+    Attributes
+    ----------
+    cos, sin
+        Per position and rotary channel, float32 [B, 1, T, rotary_dim], `attention_scaling` included.
+    scaling
+        Factor on cos and sin.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    scaling: float = 1.0
+
+    @classmethod
+    def of(cls, positions: torch.Tensor, rope: RopeSpec, device: torch.device) -> Rotation:
+        """The rotation to integer positions [B, T], or [3, B, T] for multimodal ones."""
+        inv_freq = torch.tensor(rope.inv_freq, dtype=torch.float32, device=device)
+        positions = positions.to(device)
+        if positions.ndim == 3:
+            axis = torch.tensor(rope.axis or (0,) * len(rope.inv_freq), device=device)
+            per_channel = positions[axis].permute(1, 2, 0).float()  # [B, T, rotary_dim / 2]
+        else:
+            per_channel = positions[..., None].float()  # [B, T, 1]
+        angle = per_channel * inv_freq  # [B, T, rotary_dim / 2]
+        angle = torch.cat((angle, angle), dim=-1)[:, None]  # [B, 1, T, rotary_dim]
+        scaling = rope.attention_scaling
+        return cls(angle.cos() * scaling, angle.sin() * scaling, scaling)
+
+    @functools.cached_property
+    def inverse(self) -> Rotation:
+        """The rotation back, divided by the squared scaling (cos² + sin² = scaling²)."""
+        norm = self.scaling**2
+        return Rotation(self.cos / norm, -self.sin / norm, 1 / self.scaling)
+
+    def apply(self, key: torch.Tensor) -> torch.Tensor:
+        """Rotate keys [B, H, T, D], in float32, returned in their dtype."""
+        rotary_dim = self.cos.shape[-1]
+        turned, passed = key[..., :rotary_dim].float(), key[..., rotary_dim:]
+        first, second = turned.chunk(2, dim=-1)
+        turned = turned * self.cos + torch.cat((-second, first), dim=-1) * self.sin
+        return torch.cat((turned.to(key.dtype), passed), dim=-1)  # [B, H, T, D]
+
+
 def rotate(key: torch.Tensor, positions: torch.Tensor, rope: RopeSpec) -> torch.Tensor:
     """Rotate keys to their positions.
 
@@ -82,34 +129,9 @@ def rotate(key: torch.Tensor, positions: torch.Tensor, rope: RopeSpec) -> torch.
     torch.Tensor
         Rotated keys [B, H, T, D] in the dtype of `key`, computed in float32.
     """
-    cos, sin = _cos_sin(positions, rope, key.device)
-    return _apply(key, cos, sin, rope.rotary_dim)
+    return Rotation.of(positions, rope, key.device).apply(key)
 
 
 def unrotate(key: torch.Tensor, positions: torch.Tensor, rope: RopeSpec) -> torch.Tensor:
-    """Undo `rotate`: the inverse rotation, divided by the squared scaling (cos² + sin² = scaling²)."""
-    cos, sin = _cos_sin(positions, rope, key.device)
-    norm = rope.attention_scaling**2
-    return _apply(key, cos / norm, -sin / norm, rope.rotary_dim)
-
-
-def _cos_sin(
-    positions: torch.Tensor, rope: RopeSpec, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    inv_freq = torch.tensor(rope.inv_freq, dtype=torch.float32, device=device)
-    positions = positions.to(device)
-    if positions.ndim == 3:
-        axis = torch.tensor(rope.axis or (0,) * len(rope.inv_freq), device=device)
-        per_channel = positions[axis].permute(1, 2, 0).float()  # [B, T, rotary_dim / 2]
-    else:
-        per_channel = positions[..., None].float()  # [B, T, 1]
-    angle = per_channel * inv_freq  # [B, T, rotary_dim / 2]
-    angle = torch.cat((angle, angle), dim=-1)[:, None]  # [B, 1, T, rotary_dim]
-    return angle.cos() * rope.attention_scaling, angle.sin() * rope.attention_scaling
-
-
-def _apply(key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rotary_dim: int) -> torch.Tensor:
-    turned, passed = key[..., :rotary_dim].float(), key[..., rotary_dim:]
-    first, second = turned.chunk(2, dim=-1)
-    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
-    return torch.cat((turned.to(key.dtype), passed), dim=-1)  # [B, H, T, D]
+    """Undo `rotate`."""
+    return Rotation.of(positions, rope, key.device).inverse.apply(key)

@@ -11,7 +11,7 @@ come in un-rotated, and the caller rotates them for the receiver afterwards.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
 import torch
@@ -35,6 +35,15 @@ class Translator(ABC):
     @abstractmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         """Rebuild the map from what `tensors` returned; raises StateFileError if a name is missing."""
+
+    @classmethod
+    @abstractmethod
+    def joined(cls, maps: Sequence[Self]) -> Self:
+        """One map for parts of several layers that lie behind each other on axis 1 (heads or channels).
+
+        The maps must have tensors of equal shapes. What it makes of the joined parts is, head by head, what the
+        maps make of each: many small products are one large one then.
+        """
 
     def to(self, device: torch.device | str) -> Self:
         """Return the same map with its tensors on `device`."""

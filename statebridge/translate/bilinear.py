@@ -69,6 +69,11 @@ class HeadBilinear(Translator):
         """Rebuild the map from what `tensors` returned."""
         return cls(*take(tensors, ("left", "right", "mean_source", "mean_receiver"), cls))
 
+    @classmethod
+    def joined(cls, maps: Sequence[Self]) -> Self:
+        """One map for the heads of all."""
+        return cls(*(torch.cat(parts) for parts in zip(*(m.tensors().values() for m in maps), strict=True)))
+
 
 class BilinearRidge:
     """Alternating ridge for the recurrent matrices of one layer, lambda chosen per head on validation states.

@@ -10,6 +10,8 @@ beyond the layout it is handed. Ridge: see ridge.py.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -55,6 +57,12 @@ class BlockLayout:
     def channels(self) -> int:
         """Number of channels C."""
         return sum(size for _, size in self.blocks)
+
+    @functools.cached_property
+    def even(self) -> bool:
+        """Whether all blocks are of one size and in order, so that a view finds them."""
+        size = self.blocks[0][1]
+        return self.blocks == tuple((i * size, size) for i in range(len(self.blocks)))
 
     def buckets(self) -> dict[int, list[int]]:
         """Return the indices of the blocks of each size, in order."""
@@ -155,12 +163,24 @@ class BlockAffine(Translator):
         """
         axes = {"B": None, "C": self.layout.channels, "W": None}
         require_axes("the convolution map does not fit", x, axes)
+        if self.layout.even:
+            return self._mapped(x.reshape(len(x), *self.biases[0].shape, -1), 0).flatten(1, 2)
         y = torch.empty_like(x)
-        for size, weight, bias in zip(self.layout.buckets(), self.weights, self.biases, strict=True):
-            index = self.layout.index(size).to(x.device)
-            mapped = torch.einsum("bgsw,gst->bgtw", x[:, index].float(), weight)  # [B, G, S, W]
-            y[:, index] = (mapped + bias[..., None]).to(x.dtype)
+        for bucket, index in enumerate(self._indices(x.device)):
+            y[:, index] = self._mapped(x[:, index], bucket)
         return y
+
+    def _mapped(self, blocks: Tensor, bucket: int) -> Tensor:
+        """Map the blocks `[B, G, S, W]` of one size."""
+        mapped = torch.einsum("bgsw,gst->bgtw", blocks.float(), self.weights[bucket])  # [B, G, S, W]
+        return (mapped + self.biases[bucket][..., None]).to(blocks.dtype)
+
+    def _indices(self, device: torch.device) -> list[Tensor]:
+        """Channels of each block size, kept on the device: moving them there would wait for it every time."""
+        held: dict[torch.device, list[Tensor]] = self.__dict__.setdefault("_index", {})
+        if device not in held:
+            held[device] = [self.layout.index(size).to(device) for size in self.layout.buckets()]
+        return held[device]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return `blocks` `[n, 2]` int64, and `weight.S`, `bias.S` for each block size S."""
@@ -177,6 +197,21 @@ class BlockAffine(Translator):
         weights = take(tensors, (f"weight.{size}" for size in layout.buckets()), cls)
         biases = take(tensors, (f"bias.{size}" for size in layout.buckets()), cls)
         return cls(layout, tuple(weights), tuple(biases))
+
+    @classmethod
+    def joined(cls, maps: Sequence[Self]) -> Self:
+        """One map for the channels of all."""
+        starts = itertools.accumulate((m.layout.channels for m in maps), initial=0)
+        blocks = [
+            (first + start, size)
+            for first, m in zip(starts, maps, strict=False)
+            for start, size in m.layout.blocks
+        ]
+        weights, biases = (
+            tuple(torch.cat(parts) for parts in zip(*(getattr(m, name) for m in maps), strict=True))
+            for name in ("weights", "biases")
+        )
+        return cls(BlockLayout(tuple(blocks)), weights, biases)
 
 
 class BlockRidge:

@@ -3,12 +3,13 @@
     k_r ~ k_s W_h + b_h        for each head h, and the same for values with maps of their own
 
 Keys are un-rotated when they come here, because one affine map cannot serve all positions of rotated
-keys; the caller un-rotates before and rotates for the receiver after. A layer has two such maps, one per
-role. This module knows neither layers nor positions. Ridge: see ridge.py.
+keys; the caller un-rotates before and rotates for the receiver after, or hands both rotations to `turned`. A
+layer has two such maps, one per role. This module knows neither layers nor positions. Ridge: see ridge.py.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 
 from statebridge.errors import FitError
+from statebridge.state import Rotation
+from statebridge.translate import fused
 from statebridge.translate.base import Translator, require_axes, take
 from statebridge.translate.moments import Moments
 from statebridge.translate.ridge import DEFAULT_ALPHAS, AffineRidge
@@ -50,6 +53,27 @@ class HeadAffine(Translator):
         y = torch.einsum("bhtd,hde->bhte", x.float(), self.weight)  # [B, H, T, D_r]
         return (y + self.bias[:, None]).to(x.dtype)
 
+    def turned(self, x: Tensor, before: Rotation | None, after: Rotation | None) -> Tensor:
+        """Map `x` `[B, H, T, D_s]`, rotated by `before` first and by `after` afterwards, where these are given.
+
+        In one pass over memory where a GPU has the kernel for it (fused.py), else step by step.
+
+        Raises
+        ------
+        StateMismatch
+            If the heads or their width are not those the map was fitted for.
+        """
+        heads, width, out = self.weight.shape
+        rotary = [r.cos.shape[-1] for r in (before, after) if r is not None]
+        if x.shape[1] == heads and x.shape[-1] == width and fused.available(x, out, *rotary):
+            return fused.turned_affine(x, self.halves, self.bias, before, after)
+        return self.turned_naive(x, before, after)
+
+    def turned_naive(self, x: Tensor, before: Rotation | None, after: Rotation | None) -> Tensor:
+        """`turned`, step by step."""
+        y = self.apply(x if before is None else before.apply(x))
+        return y if after is None else after.apply(y)
+
     def tensors(self) -> dict[str, Tensor]:
         """Return `weight` and `bias`."""
         return {"weight": self.weight, "bias": self.bias}
@@ -58,6 +82,17 @@ class HeadAffine(Translator):
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         """Rebuild the map from `weight` and `bias`."""
         return cls(*take(tensors, ("weight", "bias"), cls))
+
+    @classmethod
+    def joined(cls, maps: Sequence[Self]) -> Self:
+        """One map for the heads of all."""
+        return cls(torch.cat([m.weight for m in maps]), torch.cat([m.bias for m in maps]))
+
+    @functools.cached_property
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """`weight` as a sum of two bfloat16 tensors, which together hold 16 of its 24 bits."""
+        high = self.weight.bfloat16()
+        return high, (self.weight - high.float()).bfloat16()
 
 
 class KeyValueRidge(AffineRidge):
