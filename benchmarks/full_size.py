@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.full_size_table import tables
 from experiments.full_size_proof.maps import random_bridges
-from experiments.full_size_proof.models import random_model
+from experiments.full_size_proof.models import random_pair
 from statebridge.bridge import Bridge, ModelPair
 from statebridge.capture import continue_from, prefill, restore
 from statebridge.capture.model import backend_of, cache_keyword, cache_of
@@ -190,18 +190,17 @@ def main() -> None:
     if options.out is None:
         parser.error("give --out, or --table")
     device = torch.device(options.device or ("cpu" if options.tiny else "cuda"))
-    names = ("tiny-source", "tiny-receiver") if options.tiny else ("4b", "9b")
     lengths = options.lengths or ([64, 256] if options.tiny else [4096, 16384, 65536])
     started = time.monotonic()
 
     def log(text: str) -> None:
         print(f"{time.monotonic() - started:7.1f} s  {text}", flush=True)
 
-    log(f"building {' and '.join(names)} on {device}")
-    source, receiver = (random_model(name, device, torch.bfloat16, i) for i, name in enumerate(names))
-    pair = ModelPair(source, receiver, None)
+    log(f"building both models on {device}")
+    pair = random_pair(options.tiny, str(device), str(device))
+    names = [model.config._name_or_path or "tiny" for model in (pair.source, pair.receiver)]
     bridges = random_bridges(pair)
-    results: dict[str, Any] = {"environment": environment(receiver), "models": list(names), "lengths": {}}
+    results: dict[str, Any] = {"environment": environment(pair.receiver), "models": names, "lengths": {}}
     options.out.mkdir(parents=True, exist_ok=True)
     for length in lengths:
 
