@@ -65,7 +65,43 @@ def render_card(config: BridgeConfig) -> str:
             f"seed {settings['seed']}.",
             "",
         ]
+    if config.calibration:
+        lines += _calibration(config.calibration)
     return "\n".join(lines)
+
+
+def _calibration(report: Mapping[str, Any]) -> list[str]:
+    """What a card says of a calibrator: the grid, the choice, and what each part is worth."""
+    chosen = report["chosen"]
+    rows = [
+        f"| {point['rank']} | {point['penalty']:g} | {point['step']} | {point['validation_kl']:.5f} |"
+        for point in report["grid"]
+    ]
+    documents = len(report["documents"]["validation"])
+    lines = [
+        f"A calibrator of {report['trainable_values']:,} trained values stands on top of the plan. Rank "
+        f"{chosen['rank']} and penalty weight {chosen['penalty']:g} were chosen on {documents} validation documents "
+        "by the KL divergence from the native receiver:",
+        "",
+        "| rank | penalty weight | best step | validation KL, nats |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+        "| on the validation documents | KL, nats |",
+        "|---|---|",
+        *(f"| {name} | {value:.5f} |" for name, value in mean_kl(report).items()),
+        "",
+    ]
+    return lines
+
+
+def mean_kl(report: Mapping[str, Any]) -> dict[str, float]:
+    """Validation KL of the plan alone, calibrated, and without each component, mean over documents."""
+    words = {"plan": "the plan alone", "calibrated": "calibrated"}
+    return {
+        words.get(name, f"calibrated {name}"): sum(values) / len(values)
+        for name, values in report["validation_kl"].items()
+    }
 
 
 def mean_errors(errors: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[float, float | None]]:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from statebridge.cli.calibrate import calibrate
 from statebridge.cli.demo import demo
 from statebridge.cli.doctor import doctor
 from statebridge.cli.evaluate import evaluate
@@ -33,6 +34,7 @@ app.command()(demo)
 app.command()(doctor)
 app.command()(inspect)
 app.command()(fit)
+app.command()(calibrate)
 app.command()(handoff)
 app.command()(evaluate)
 app.command()(report)

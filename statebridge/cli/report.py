@@ -11,13 +11,19 @@ from statebridge.cli.options import Format, FormatOption, print_json
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder that `statebridge evaluate` wrote.")],
+    run: Annotated[
+        Path, typer.Argument(help="Folder that `statebridge evaluate` or `statebridge reproduce` wrote.")
+    ],
     check: Annotated[
         bool,
         typer.Option(
-            "--verify", help="Recompute every figure of result.json instead; exit with 3 when one differs."
+            "--verify", help="Recompute every figure and digest instead; exit with 3 when one differs."
         ),
     ] = False,
+    published: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the published per-document scores; RUN is made from them first."),
+    ] = None,
     format: FormatOption = Format.human,
 ) -> None:
     """Write report.html and report.md of a run again, or verify its figures.
@@ -27,21 +33,33 @@ def report(
         statebridge report run/
 
         statebridge report --verify run/
+
+        statebridge report --published evidence/ run/
     """
     from statebridge.evaluate.report import load_run, verify, write_report
+    from statebridge.reproduce.evidence import write_published
+    from statebridge.reproduce.manifest import MANIFEST, verify_suite
+    from statebridge.reproduce.report import write_suite_report
 
+    if published is not None:
+        write_published(published, run)
+    suite = (run / MANIFEST).is_file()
     if not check:
-        html, md = write_report(run)
+        html, md = write_suite_report(run) if suite else write_report(run)
         if format is Format.json:
             print_json({"html": str(html), "md": str(md)})
         else:
             typer.echo(f"{html}\n{md}")
         return
-    differences = verify(load_run(run))
+    differences = verify_suite(run) if suite else verify(load_run(run))
     if format is Format.json:
         print_json({"run": str(run), "differences": differences})
     elif differences:
         typer.echo("\n".join(differences))
+    elif suite:
+        typer.echo(
+            f"Every digest in {run / MANIFEST} holds, and every figure follows from the stored scores."
+        )
     else:
         typer.echo(f"Every figure of {run / 'result.json'} follows from its tables.")
     if differences:

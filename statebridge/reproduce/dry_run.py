@@ -98,10 +98,11 @@ class DryRun:
             "Calibration may stop earlier, and the longer prefix runs only behind its gate. Recall, generation and "
             "the restore control's further checks are not counted."
         )
-        if self.whole.seconds(self.config) is None:
-            lines.append(
-                "Time: unknown; give tokens per second with throughput.source and throughput.receiver."
-            )
+        lines.append(
+            "Time: unknown; give tokens per second with throughput.source and throughput.receiver."
+            if self.whole.seconds(self.config) is None
+            else "Time: of forward passes; the solving of maps and the disk come on top."
+        )
         return lines
 
     def _with_time(self, stage: Expected) -> dict[str, Any]:

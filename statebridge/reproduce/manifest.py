@@ -108,8 +108,9 @@ def verify_suite(folder: Path) -> list[str]:
             elif now[path] != expected:
                 found.append(f"{path}: its sha256 is not that of the manifest")
         found += [f"{path}: not in the manifest" for path in now if path not in record["artefacts"]]
-        if (folder / name / "result.json").exists():
-            found += [f"{name}: {line}" for line in verify(load_run(folder / name))]
+    for path in sorted([*folder.glob("*/result.json"), *folder.glob("shifted/*/result.json")]):
+        name = str(path.parent.relative_to(folder))
+        found += [f"{name}: {line}" for line in verify(load_run(path.parent))]
     chosen = folder / "selection" / "selection.json"
     if chosen.exists():
         width = manifest["config"]["tie_width"]

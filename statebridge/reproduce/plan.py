@@ -1,8 +1,8 @@
 """What a run will do, before it does it: documents, tokens and passes of each model, bytes, time.
 
-    time = source tokens / source's tokens per second + receiver tokens / receiver's
+    time = source tokens / source's tokens per second + receiver tokens / receiver's + passes · least time of a pass
 
-A pass with gradients counts as three. Sizes come from configs on the meta device, so that no weight is loaded. The
+A token with gradients counts as three. Sizes come from configs on the meta device, so that no weight is loaded. The
 counts are exact for what is listed; recall, free-running generation and the further checks of the restore
 control come on top, and so do activations of the forward passes in memory.
 """
@@ -56,7 +56,8 @@ class Expected:
         if not speed.source or not speed.receiver:
             return None
         read = self.receiver_tokens + 3 * self.trained_tokens
-        return self.source_tokens / speed.source + read / speed.receiver
+        passes = (self.source_passes + self.receiver_passes) * speed.pass_seconds
+        return self.source_tokens / speed.source + read / speed.receiver + passes
 
 
 @dataclass(frozen=True)

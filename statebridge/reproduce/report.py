@@ -99,7 +99,7 @@ def build(run: SuiteRun) -> Report:
     judged = run.judged
     ends = [short(judged.result["provenance"][end]["name"] or end) for end in ("source", "receiver")]
     return Report(
-        title=f"Reproduction: hand-over from {ends[0]} to {ends[1]}",
+        title=f"{'Reproduction' if run.manifest['stages'] else 'Published scores'}: {ends[0]} to {ends[1]}",
         conclusion=conclusion(judged.result),
         headline="; ".join(
             f"{title(name)}: {headline(found.result).rstrip('.').removeprefix('Gates: ')}"
@@ -119,6 +119,10 @@ def _gates(run: SuiteRun) -> Iterator[Gate]:
     for name, found in run.runs.items():
         for gate, result in found.result["gates"].items():
             block = gate_block(gate, result, found.handover)
+            if gate == "full state" and not any("source" in row["metric"] for row in result["inequalities"]):
+                block = dataclasses.replace(
+                    block, meaning="the whole state matters, and it is the right document's"
+                )
             yield dataclasses.replace(block, name=f"{title(name)}, {gate}")
 
 

@@ -83,13 +83,15 @@ def summary(manifest: Mapping[str, Any], selection: Mapping[str, Any], judged: R
         for key in ours.keys() & known[experiment].keys():
             if (kind := apart(ours[key], known[experiment][key])) in found:
                 found[kind] += 1
-    lines.append(
-        f"Of {sum(found.values())} figures that have a published interval, {found['overlap']} overlap with it and "
-        f"{found['apart']} lie apart from it."
-    )
     models = manifest.get("models", {})
-    if any(str(model.get("name", "")).startswith("random weights") for model in models.values()):
+    names = [str(model.get("name", "")) for model in models.values()] or ["4B-Base", "9B-Base"]
+    if any(name.startswith("random weights") for name in names):
         lines.insert(0, "The models have random weights: sizes and times are proven, scores mean nothing.")
+    elif names[0].endswith("4B-Base") and names[1].endswith("9B-Base"):  # else another pair was published
+        lines.append(
+            f"Of {sum(found.values())} figures that have a published interval, {found['overlap']} overlap with it "
+            f"and {found['apart']} lie apart from it."
+        )
     return lines
 
 
