@@ -12,6 +12,7 @@ Peebles and Xie, arXiv 2212.09748 (AdaLN-zero); Chen et al., arXiv 2310.00426 (s
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -143,6 +144,13 @@ class WorldModel(nn.Module):
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.patch_in.weight.device
+
+    def digest(self) -> str:
+        """What tells this model from any other: shape and weights, these rounded to float16."""
+        found = hashlib.sha256(repr(self.config).encode())
+        for parameter in self.parameters():
+            found.update(parameter.detach().half().cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
 
     def empty_cache(self, batch: int = 1) -> HistoryCache:
         """A history of nothing, in the shape that this model reads."""

@@ -2,40 +2,23 @@
 
 import pytest
 import torch
+from tiny_world import CONFIG, TOKENS, F, conditioning, tiny_model
 
 from experiments.small_world.doubled import Attention, predict, structure, thinned
-from statebridge.worlds import Camera, Conditioning, Grid, Rotary, WorldConfig, WorldModel, write_chunk
+from statebridge.worlds import Conditioning, WorldModel, write_chunk
 
-CONFIG = WorldConfig(
-    width=64,
-    layers=3,
-    heads=2,
-    camera=Camera(size=16),
-    grid=Grid(patch=4, rows=4, columns=4, frames=2),
-    rotary=Rotary(pairs=(6, 4, 6)),
-)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-B, N, T = 2, 8, CONFIG.grid.chunk_tokens
+B, N, T = 2, 8, TOKENS
 
 
 @pytest.fixture(scope="module")
 def model() -> WorldModel:
-    torch.manual_seed(0)
-    model = WorldModel(CONFIG)
-    for parameter in model.parameters():  # nothing may be the identity
-        torch.nn.init.normal_(parameter, std=0.15)
-    return model.requires_grad_(False)
+    return tiny_model()
 
 
-@pytest.fixture(scope="module")
-def conditioning() -> Conditioning:
-    g = torch.Generator().manual_seed(1)
-    frames = N * CONFIG.grid.frames
-    return Conditioning(
-        torch.randint(0, 5, (B, frames), generator=g),
-        torch.randn(B, frames, 3, generator=g),
-        torch.rand(B, frames, generator=g).cumsum(1) * 3,  # fractional, and other ones in each row
-    )
+@pytest.fixture(scope="module", name="conditioning")
+def walked() -> Conditioning:
+    return conditioning(B, N)
 
 
 def _attention(conditioning: Conditioning, allowed: torch.Tensor) -> Attention:
@@ -53,7 +36,7 @@ def test_one_pass_equals_walking_with_a_cache(model: WorldModel, conditioning: C
     clean, noisy, sigma = _chunks(2), _chunks(3), torch.rand(B, N)
     allowed = structure(N, T).expand(B, -1, -1)
     together = predict(model, clean, noisy, sigma, conditioning, _attention(conditioning, allowed).dense)
-    cache, F = model.empty_cache(B), CONFIG.grid.frames
+    cache = model.empty_cache(B)
     for i in range(N):
         part = conditioning.frames(i * F, i * F + F)
         frames = CONFIG.grid.unpatchify(noisy[:, i])
@@ -71,7 +54,7 @@ def test_hidden_tokens_equal_gathered_ones(model: WorldModel, conditioning: Cond
     for later in range(3, N):
         allowed[:, [later, N + later], : 2 * T] &= keep
     together = predict(model, clean, noisy, sigma, conditioning, _attention(conditioning, allowed).dense)
-    cache, F = model.empty_cache(B), CONFIG.grid.frames
+    cache = model.empty_cache(B)
     for i in range(N):
         if i == 3:
             rest = torch.ones(cache.groups[0].slots - 2 * T, dtype=torch.bool)
