@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from statebridge.cli.fingerprint import fingerprint
 from statebridge.cli.options import Format, FormatOption, print_json
 from statebridge.errors import StoreError
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from statebridge.sessions import Checkpoint, SessionStore
 
 sessions = typer.Typer(no_args_is_help=True, help="Look after a store of sessions.")
+sessions.command()(fingerprint)
 
 StoreOption = Annotated[
     Path, typer.Option("--store", envvar="STATEBRIDGE_STORE", help="Folder of the store.")

@@ -13,7 +13,8 @@ from statebridge.capture import continue_from, prefill
 from statebridge.sessions import Buffer, BufferKind
 from statebridge.sessions.adapters import buffer_tensor, tensor_buffer
 from statebridge.sessions.fingerprint import Fingerprint, Growth, Mode, Role, max_difference
-from statebridge.sessions.fingerprint.language import CacheRuntime, by_component, by_layer
+from statebridge.sessions.fingerprint.language import CacheRuntime
+from statebridge.sessions.fingerprint.model import by_component, by_layer
 
 NEXT = tiny.ids(2, 5, seed=9)
 LENGTHS = (6, 24)

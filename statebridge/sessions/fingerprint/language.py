@@ -19,9 +19,9 @@ from statebridge.capture.model import cache_keyword
 from statebridge.capture.walker import new_cache
 from statebridge.sessions.adapters import buffer_tensor, tensor_buffer
 from statebridge.sessions.fingerprint.derivation import Derivation
-from statebridge.sessions.session import Buffer, BufferKind, BufferSpec
+from statebridge.sessions.session import Buffer, BufferKind
 
-_ATTENTION = {"key": "keys", "value": "values"}
+ATTENTION = {"key": "keys", "value": "values"}
 _RECURRENT = {"recurrent_state": "recurrent_states", "conv_state": "conv_states"}
 _KINDS = {
     "key": BufferKind.KV,
@@ -29,7 +29,7 @@ _KINDS = {
     "recurrent_state": BufferKind.RECURRENT,
     "conv_state": BufferKind.WINDOW,
 }
-_FLAGS = ("has_previous_state", "is_conv_states_initialized", "is_recurrent_states_initialized")
+FLAGS = ("has_previous_state", "is_conv_states_initialized", "is_recurrent_states_initialized")
 
 
 class CacheRuntime:
@@ -105,9 +105,9 @@ class CacheRuntime:
         """Everything that is there, flags and clocks included."""
         for index, layer in enumerate(self.cache.layers):
             for field, tensor in _tensors(layer):
-                grows = 2 if field in _ATTENTION else None
+                grows = 2 if field in ATTENTION else None
                 yield tensor_buffer(f"layers.{index}.{field}", _KINDS[field], tensor, grows=grows)
-            for flag in _FLAGS:
+            for flag in FLAGS:
                 if hasattr(layer, flag):
                     value = torch.tensor([bool(getattr(layer, flag)[0])])
                     yield tensor_buffer(f"layers.{index}.{flag}", BufferKind.SETTINGS, value)
@@ -122,7 +122,7 @@ class CacheRuntime:
         self.cache = new_cache(self.model)
         for buffer in buffers:
             tensor = buffer_tensor(buffer)
-            place = _place(buffer.name)
+            place = place_of(buffer.name)
             if place is None:
                 self._put(buffer.name, tensor)
             else:
@@ -151,36 +151,20 @@ class CacheRuntime:
         return self.pad_mask[:, -slots:].long().to(self.model.get_input_embeddings().weight.device)
 
 
-def by_component(spec: BufferSpec) -> str:
-    """Group the buffers of all layers by what they are: key, value, recurrent_state, conv_state, flags."""
-    place = _place(spec.name)
-    if place is None:
-        return spec.name
-    return "flags" if place[1] in _FLAGS else place[1]
-
-
-def by_layer(spec: BufferSpec) -> str:
-    """Group keys with values, and recurrent with convolution states and flags, per layer: `layers.3.attention`."""
-    place = _place(spec.name)
-    if place is None:
-        return spec.name
-    return f"layers.{place[0]}.{'attention' if place[1] in _ATTENTION else 'recurrent'}"
-
-
-def _place(name: str) -> tuple[int, str] | None:
+def place_of(name: str) -> tuple[int, str] | None:
     """Layer and field of a buffer's name; None for what belongs to no layer."""
     parts = name.split(".")
     return (int(parts[1]), parts[2]) if parts[0] == "layers" else None
 
 
 def _put_into(layer: Any, field: str, tensor: torch.Tensor, device: torch.device) -> None:
-    if field in _FLAGS:
+    if field in FLAGS:
         getattr(layer, field)[0] = bool(tensor)
         return
     tensor = tensor.to(device)
     layer.dtype, layer.device = tensor.dtype, tensor.device
-    if field in _ATTENTION:
-        setattr(layer, _ATTENTION[field], tensor)
+    if field in ATTENTION:
+        setattr(layer, ATTENTION[field], tensor)
         layer.is_initialized = True
     else:
         getattr(layer, _RECURRENT[field])[0] = tensor
@@ -190,7 +174,7 @@ def _put_into(layer: Any, field: str, tensor: torch.Tensor, device: torch.device
 
 def _tensors(layer: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors of a cache layer that exist, whatever its flags say."""
-    for field, name in _ATTENTION.items():
+    for field, name in ATTENTION.items():
         tensor = getattr(layer, name, None)
         if isinstance(tensor, torch.Tensor) and tensor.numel():
             yield field, tensor
