@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_world import HEADS, LAYERS, TOKENS, rollout
+from pruned_world import HEADS, LAYERS, TOKENS, rollout
 
 from statebridge.errors import PruneError
 from statebridge.prune import (

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from tiny_world import FRAME_TOKENS, HEADS, LAYERS, TOKENS
+from pruned_world import FRAME_TOKENS, HEADS, LAYERS, TOKENS
 
 from statebridge.errors import PruneError
 from statebridge.prune import (

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tiny_world import rollout, tiny_backbone
+from pruned_world import rollout, tiny_backbone
 
 from statebridge.errors import PruneError
 from statebridge.prune import DeCoPrune, Full, Reindex, Rotation

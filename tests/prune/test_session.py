@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_world import FRAMES, LAYERS, TOKENS, chunk, rollout, tiny_backbone
+from pruned_world import FRAMES, LAYERS, TOKENS, chunk, rollout, tiny_backbone
 
 from statebridge.errors import PruneError, StateMismatch, StoreError
 from statebridge.prune import (

@@ -1,0 +1,287 @@
+"""Run every policy over the tasks, on one GPU in a few minutes or, with --smoke, on a CPU.
+
+Each arm leaves one file in the folder of the run as soon as it is done, so an interrupted run is started again
+and goes on; --seconds stops it between two arms. What is chosen (γ, whether to re-index, which heads are dynamic)
+is chosen on the validation tasks and written down before any test task is run. `summary.py` makes result.json
+from the files, `plot.py` the report.
+
+    python -m experiments.prune_benchmark.run --world checkpoints/world --folder runs/prune
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from experiments.prune_benchmark.config import FIRST_SEED, SMOKE, BenchmarkConfig
+from statebridge.prune import (
+    DeCoPrune,
+    DeCoPruneHS,
+    Full,
+    HeadSplit,
+    PrunedSession,
+    Random,
+    ReversedDiscrepancy,
+    Streaming,
+    TemporalDifference,
+    measure_split,
+)
+from statebridge.prune.adapters.small_world import SmallWorld
+from statebridge.prune.benchmark.arms import (
+    Arm,
+    continuation_speed,
+    observe,
+    run_arm,
+    streaming_at,
+    thresholds,
+)
+from statebridge.prune.benchmark.scores import dino_score, score
+from statebridge.prune.benchmark.tasks import Tasks, make_tasks
+from statebridge.state.atomic import atomic_file
+from statebridge.worlds.weights import load_world
+
+
+class OutOfTime(Exception):
+    """The run stops here and goes on when it is started again."""
+
+
+@dataclasses.dataclass
+class Run:
+    """A folder, the model, the tasks, and the time that is left."""
+
+    folder: Path
+    config: BenchmarkConfig
+    backbone: SmallWorld
+    validation: Tasks
+    test: Tasks
+    deadline: float
+    dino: Any = None
+
+    def arm(self, arm: Arm, *, validation: bool = False, keep_scores: bool = False) -> dict[str, Any]:
+        """Run an arm unless its file is there already; returns what the file says."""
+        name = f"{'validation' if validation else 'test'}/{arm.name}"
+        path = self.folder / f"{name}.json"
+        if path.exists():
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        self.check_time()
+        tasks, begun = self.validation if validation else self.test, time.perf_counter()
+        made = run_arm(
+            self.backbone, tasks, arm, batch=self.config.batch, seed=self.config.seed, keep_scores=keep_scores
+        )
+        truth, target = tasks.truth.cpu(), tasks.target.cpu()
+        scores = score(made.frames, truth, target)
+        if self.dino is not None:
+            scores["target_dino"] = self.dino(made.frames, truth, target)
+        content = {
+            "arm": arm.name,
+            "policy": arm.policy.name,
+            "settings": repr(arm.policy),
+            "reindexed": arm.reindex is not None,
+            "tasks": tasks.names,
+            "scores": {key: values.tolist() for key, values in scores.items()},
+            "pr": made.pr,
+            "pr_generated": made.pr_generated,
+            "cache_bytes": made.cache_bytes,
+            "peak_bytes": made.peak_bytes,
+            "seconds": time.perf_counter() - begun,
+        }
+        if made.scores is not None:
+            content["thresholds"] = thresholds(made.scores, self.config.gamma_ratios)
+        if not validation:
+            frames = made.frames[: self.config.strips]
+            np.savez_compressed(self._made(self.folder / "frames" / f"{arm.name}.npz"), frames=_bytes(frames))
+        self.write(name, content)
+        print(
+            f"{name:44s} PR {made.pr:.3f}  target mse {scores['target_mse'].mean():.4f}  "
+            f"view mse {scores['view_mse'].mean():.4f}  {content['seconds']:.1f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+        return content
+
+    def write(self, name: str, content: Any) -> None:
+        """Write a JSON file of the run."""
+        with atomic_file(self._made(self.folder / f"{name}.json")) as temporary:
+            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+    def check_time(self) -> None:
+        """Stop when the time is over."""
+        if time.perf_counter() > self.deadline:
+            raise OutOfTime
+
+    @staticmethod
+    def _made(path: Path) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--world", type=Path, required=True, help="folder of a world model")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--smoke", action="store_true", help="a few short tasks, on a CPU")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="stop between two arms after this long"
+    )
+    parser.add_argument("--dino", type=Path, help="folder of a DINOv2 model, for one more score")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
+    args = parser.parse_args()
+    config = SMOKE if args.smoke else BenchmarkConfig()
+    begun = time.perf_counter()
+    backbone = SmallWorld(load_world(args.world, args.device, getattr(torch, args.dtype)))
+    # two calls, so that the number of test tasks never changes which validation tasks there are
+    validation = make_tasks(config.validation, FIRST_SEED, config.context, args.device)
+    test = make_tasks(config.test, FIRST_SEED + 1_000_000, config.context, args.device)
+    dino = dino_score(args.dino, args.device) if args.dino else None
+    run = Run(args.folder, config, backbone, validation, test, begun + args.seconds, dino)
+    print(f"{len(validation)} + {len(test)} tasks in {time.perf_counter() - begun:.1f} s", file=sys.stderr)
+    try:
+        chosen = choose(run)
+        report(run, chosen)
+        speed(run, chosen)
+    except OutOfTime:
+        sys.exit("time is over; start the run again to go on")
+    about = {
+        "config": dataclasses.asdict(config),
+        "world": json.loads((args.world / "config.json").read_text(encoding="utf-8"))["training"],
+        "device": torch.cuda.get_device_name() if args.device == "cuda" else "CPU",
+        "dtype": args.dtype,
+        "torch": torch.__version__,
+    }
+    truth = _bytes(test.truth[: config.strips])
+    context = _bytes(test.frames[: config.strips, : config.context : 4])
+    np.savez_compressed(run._made(args.folder / "frames" / "truth.npz"), frames=truth, context=context)
+    run.write("about", about)
+
+
+def choose(run: Run) -> dict[str, Any]:
+    """Choose on the validation tasks: re-indexing, the head split, γ."""
+    path = run.folder / "chosen.json"
+    if path.exists():
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    c = run.config
+    plain, moved = (run.arm(arm, validation=True) for arm in (Arm("full", Full(c.sink, c.window)), Arm(
+        "full+reindex", Full(c.sink, c.window), c.reindex)))  # fmt: skip
+    errors = {False: _error(plain), True: _error(moved)}
+    reindexed = errors[True] < errors[False]
+    split = _split(run)
+    guide = Arm("guide", DeCoPrune(c.sink, c.window, keep_ratio=c.main), c.reindex if reindexed else None)
+    candidates = run.arm(guide, validation=True, keep_scores=True)["thresholds"]
+    tried = []
+    for ratio, gamma in zip(c.gamma_ratios, candidates, strict=True):
+        arm = Arm(f"gamma@{ratio}", DeCoPrune(c.sink, c.window, threshold=gamma), guide.reindex)
+        done = run.arm(arm, validation=True)
+        tried.append({"gamma": gamma, "target_mse": _error(done), "pr": done["pr"]})
+    allowed = [t for t in tried if t["target_mse"] <= c.gamma_slack * errors[reindexed]]
+    # with none good enough, the best one is taken and said to be no better than that
+    gamma = max(allowed, key=lambda t: t["gamma"]) if allowed else min(tried, key=lambda t: t["target_mse"])
+    chosen = {
+        "reindexed": reindexed,
+        "full_target_mse": {"plain": errors[False], "reindexed": errors[True]},
+        "dynamic": split.dynamic,
+        "gamma": gamma["gamma"],
+        "gamma_within_slack": bool(allowed),
+        "gamma_tried": tried,
+    }
+    run.write("chosen", chosen)
+    return chosen
+
+
+def _split(run: Run) -> HeadSplit:
+    """Split heads by the attention of the first chunk that looks at the target again."""
+    c, rows = run.config, run.validation.rows(slice(0, min(8, len(run.validation))))
+    session = PrunedSession(
+        run.backbone, Full(c.sink, c.window), batch=len(rows), noise_device=run.backbone.device
+    )
+    frames = run.backbone.model.config.grid.frames
+    last = rows.frames.shape[1] - frames
+    for first in range(0, last, frames):
+        observe(session, rows, first)
+    clean = rows.frames[:, last:].to(run.backbone.device)
+    return measure_split(session, clean, rows.condition(last, frames), c.share)
+
+
+def report(run: Run, chosen: dict[str, Any]) -> None:
+    """Run all arms on the test tasks: first what the headline needs, then the curves."""
+    c = run.config
+    split = HeadSplit(tuple(map(tuple, chosen["dynamic"])))
+    here = c.reindex if chosen["reindexed"] else None
+    other = None if chosen["reindexed"] else c.reindex
+    chunks = c.context // run.backbone.model.config.grid.frames
+
+    def arms(ratio: float) -> list[tuple[str, Any]]:
+        scored = {"random": Random, "temporal_difference": TemporalDifference}
+        scored |= {"reversed_discrepancy": ReversedDiscrepancy, "decoprune": DeCoPrune}
+        made = [(f"{name}@{ratio}", cls(c.sink, c.window, keep_ratio=ratio)) for name, cls in scored.items()]
+        if ratio <= split.share:
+            made.append(
+                (f"decoprune_hs@{ratio}", DeCoPruneHS(c.sink, c.window, keep_ratio=ratio, split=split))
+            )
+        return [*made, (f"streaming@{ratio}", streaming_at(ratio, chunks, c.sink, c.window))]
+
+    plain = [
+        ("full", Full(c.sink, c.window)),
+        ("streaming", Streaming(c.sink, c.window)),
+        ("decoprune_gamma", DeCoPrune(c.sink, c.window, threshold=chosen["gamma"])),
+        ("decoprune_hs_gamma", DeCoPruneHS(c.sink, c.window, threshold=chosen["gamma"], split=split)),
+    ]
+    headline = [*plain, *arms(c.main)]
+    curves = [arm for ratio in c.ratios if ratio != c.main for arm in arms(ratio)]
+    for name, policy in headline:
+        run.arm(Arm(_suffixed(name, here), policy, here))
+    for name, policy in headline:
+        run.arm(Arm(_suffixed(name, other), policy, other))
+    for name, policy in curves:
+        run.arm(Arm(_suffixed(name, here), policy, here))
+
+
+def speed(run: Run, chosen: dict[str, Any]) -> None:
+    """Time the continuation under a few policies, and the peak memory meanwhile."""
+    c = run.config
+    reindex = c.reindex if chosen["reindexed"] else None
+    split = HeadSplit(tuple(map(tuple, chosen["dynamic"])))
+    policies = [
+        Full(c.sink, c.window),
+        Streaming(c.sink, c.window),
+        DeCoPrune(c.sink, c.window, keep_ratio=c.main),
+        DeCoPrune(c.sink, c.window, threshold=chosen["gamma"]),
+        DeCoPruneHS(c.sink, c.window, keep_ratio=c.main, split=split),
+    ]
+    names = ("full", "streaming", f"decoprune@{c.main}", "decoprune_gamma", f"decoprune_hs@{c.main}")
+    for rows in c.speed_rows:
+        for name, policy in zip(names, policies, strict=True):
+            path = f"speed/{name}-{rows}"
+            if (run.folder / f"{path}.json").exists():
+                continue
+            run.check_time()
+            found = continuation_speed(
+                run.backbone, run.test, Arm(name, policy, reindex), rows=rows, repeats=c.speed_repeats
+            )
+            run.write(path, {"arm": name, "rows": rows, **dataclasses.asdict(found)})
+            print(f"{path:44s} {found.seconds * 1e3:.1f} ms", file=sys.stderr, flush=True)
+
+
+def _error(content: dict[str, Any]) -> float:
+    return float(np.mean(content["scores"]["target_mse"]))
+
+
+def _suffixed(name: str, reindex: Any) -> str:
+    return name if reindex is None else f"{name}+reindex"
+
+
+def _bytes(frames: torch.Tensor) -> Any:
+    """Pictures in [-1, 1] as uint8."""
+    return ((frames.float().clamp(-1, 1) + 1) * 127.5).round().byte().cpu().numpy()
+
+
+if __name__ == "__main__":
+    main()
