@@ -69,7 +69,7 @@ def collect(
     """
     geometry = Geometry.of(pair)
     claim_folder(folder, _fingerprint(pair, windows, config, processes), rank)
-    states = PairedStates(folder, geometry, state_counts(windows, config))
+    states = PairedStates(folder, geometry, state_counts(windows, config), fitting_device(pair))
     with sole_run(folder, rank):
         states.reserve()
         states.resume(rank)
@@ -116,6 +116,12 @@ def _read(
             saved = time.monotonic()
         progress("collect", done, total)
     states.save(rank)
+
+
+def fitting_device(pair: ModelPair) -> torch.device:
+    """Where fits compute: in float64, which not every accelerator has."""
+    device: torch.device = pair.source.device
+    return device if device.type == "cuda" else torch.device("cpu")
 
 
 def state_counts(windows: dict[Split, list[TokenWindow]], config: FitConfig) -> dict[Split, int]:

@@ -17,7 +17,7 @@ import torch
 
 from statebridge.bridge.artefact import BridgeConfig
 from statebridge.bridge.bridge import Bridge
-from statebridge.bridge.collect import Progress, collect, state_counts
+from statebridge.bridge.collect import Progress, collect, fitting_device, state_counts
 from statebridge.bridge.config import FitConfig
 from statebridge.bridge.documents import Document, TokenWindow, load_documents, token_windows
 from statebridge.bridge.geometry import Geometry
@@ -96,11 +96,13 @@ def fit_bridge(
         collect(pair, splits, config, folder, progress, process.process_index, process.num_processes)
         process.wait_for_everyone()
         states = PairedStates.merged(
-            folder, Geometry.of(pair), state_counts(splits, config), process.num_processes
+            folder,
+            Geometry.of(pair),
+            state_counts(splits, config),
+            process.num_processes,
+            fitting_device(pair),
         )
-        # the alternating fit is float64 matrix products, which not every accelerator has
-        device = pair.source.device if pair.source.device.type == "cuda" else "cpu"
-        translators, errors = _fit_maps(states, config, progress, process, device)
+        translators, errors = _fit_maps(states, config, progress, process)
     report: dict[str, Any] = {
         "settings": dataclasses.asdict(config),
         "documents": {split: [w.id for w in found] for split, found in splits.items()},
@@ -119,7 +121,7 @@ def fit_bridge(
 
 
 def _fit_maps(
-    states: PairedStates, config: FitConfig, progress: Progress, process: Any, device: torch.device | str
+    states: PairedStates, config: FitConfig, progress: Progress, process: Any
 ) -> tuple[dict[tuple[int, str], Translator], dict[str, dict[str, Any]]]:
     """Fit every map, shared out among the processes; each gets all of them back."""
     from accelerate.utils import gather_object
@@ -134,7 +136,7 @@ def _fit_maps(
     for number, (index, name) in enumerate(share):
         progress("fit", number, len(share))
         try:
-            fitted = _fit_one(states, config, index, name, device)
+            fitted = _fit_one(states, config, index, name)
         except FitError as error:
             raise FitError(f"Layer {index}, {name}: {error}") from error
         found = {
@@ -151,9 +153,7 @@ def _fit_maps(
     )
 
 
-def _fit_one(
-    states: PairedStates, config: FitConfig, index: int, name: str, device: torch.device | str
-) -> Any:
+def _fit_one(states: PairedStates, config: FitConfig, index: int, name: str) -> Any:
     if name in ("key", "value"):
         moments = getattr(states, name)
         return KeyValueRidge(config.ridge_alphas).fit(moments["fit"][index], moments["validation"][index])
@@ -162,7 +162,7 @@ def _fit_one(
             states.conv["fit"][index], states.conv["validation"][index]
         )
     return BilinearRidge(config.bilinear_alphas, config.bilinear_iterations).fit(
-        lambda: states.blocks("fit", index, device), lambda: states.blocks("validation", index, device)
+        states.passes("fit", index), states.passes("validation", index)
     )
 
 

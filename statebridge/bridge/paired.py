@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from statebridge.bridge.geometry import Geometry
 from statebridge.errors import FitError, StateFileError
 from statebridge.state import HybridState, unrotate
 from statebridge.state.file import atomic_file
-from statebridge.translate import BlockMoments, Moments, head_moments, head_rows
+from statebridge.translate import BlockMoments, Blocks, Moments, head_moments, head_rows
 
 Split = Literal["fit", "validation"]
 SPLITS: tuple[Split, ...] = ("validation", "fit")
@@ -44,6 +45,8 @@ class PairedStates:
         Layers and sizes of the pair.
     counts
         States (documents times checkpoints) of each split.
+    device
+        Where the moments are, and are computed in float64.
 
     Attributes
     ----------
@@ -53,12 +56,22 @@ class PairedStates:
         Batches that this process has folded in.
     """
 
-    def __init__(self, folder: Path, geometry: Geometry, counts: dict[Split, int]) -> None:
-        self.folder, self.geometry, self.counts = folder, geometry, counts
+    def __init__(
+        self,
+        folder: Path,
+        geometry: Geometry,
+        counts: dict[Split, int],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.folder, self.geometry, self.counts, self.device = folder, geometry, counts, device
         sizes = geometry.key_value.items()
-        self.key = {s: {i: head_moments(h, ks, kr) for i, (h, ks, kr, _, _) in sizes} for s in SPLITS}
-        self.value = {s: {i: head_moments(h, vs, vr) for i, (h, _, _, vs, vr) in sizes} for s in SPLITS}
-        self.conv = {s: {i: BlockMoments(layout) for i, layout in geometry.conv.items()} for s in SPLITS}
+        self.key = {s: {i: head_moments(h, ks, kr, device) for i, (h, ks, kr, _, _) in sizes} for s in SPLITS}
+        self.value = {
+            s: {i: head_moments(h, vs, vr, device) for i, (h, _, _, vs, vr) in sizes} for s in SPLITS
+        }
+        self.conv = {
+            s: {i: BlockMoments(layout, device) for i, layout in geometry.conv.items()} for s in SPLITS
+        }
         self.done = 0
 
     def add(self, split: Split, rows: slice, source: HybridState, receiver: HybridState, keys: bool) -> None:
@@ -80,24 +93,32 @@ class PairedStates:
         FitError
             When a state holds NaN or infinity; names the layer.
         """
+        self.add_moments(split, source, receiver, keys)
+        self.add_matrices(split, rows, source, receiver)
+
+    def add_moments(self, split: Split, source: HybridState, receiver: HybridState, keys: bool) -> None:
+        """Fold C, and with `keys` K and V, into the moments; see `add`."""
         pairs = list(zip(source.layers, receiver.layers, strict=True))
         if keys:
             bare = [_unrotated_keys(state) for state in (source, receiver)]
             for index in self.geometry.key_value:
                 with _naming(index):
-                    self.key[split][index].update(*(head_rows(keys[index]).cpu() for keys in bare))
+                    self.key[split][index].update(*(head_rows(keys[index]) for keys in bare))
                     self.value[split][index].update(
-                        *(head_rows(_present(layer.value)).cpu() for layer in pairs[index])
+                        *(head_rows(_present(layer.value)) for layer in pairs[index])
                     )
         for index, moments in self.conv[split].items():
             with _naming(index):
-                moments.update(*(_present(layer.conv_state).cpu() for layer in pairs[index]))
+                moments.update(*(_present(layer.conv_state).to(self.device) for layer in pairs[index]))
+
+    def add_matrices(self, split: Split, rows: slice, source: HybridState, receiver: HybridState) -> None:
+        """Write R into its rows of the files; see `add`."""
         for index in self.geometry.recurrent:
-            for side, layer in zip(("source", "receiver"), pairs[index], strict=True):
-                matrix = _present(layer.recurrent_state).float().cpu()
+            for side, state in (("source", source), ("receiver", receiver)):
+                matrix = _present(state.layers[index].recurrent_state).float()
                 if not bool(torch.isfinite(matrix).all()):
                     raise FitError(f"Layer {index}: R of the {side} holds NaN or infinity.")
-                self._matrix(split, index, side, "r+")[rows] = matrix.numpy()
+                self._matrix(split, index, side, "r+")[rows] = matrix.cpu().numpy()
 
     def reserve(self) -> None:
         """Reserve the disk that the R matrices will take; what lies there already stays.
@@ -110,7 +131,7 @@ class PairedStates:
         total = sum(self.geometry.recurrent_bytes(self.counts[split]) for split in SPLITS)
         free = shutil.disk_usage(self.folder).free
         paths = {
-            self._path(split, index, side): 4 * self.counts[split] * int(np.prod(shape))
+            self._path(split, index, side): 4 * self.counts[split] * math.prod(shape)
             for split in SPLITS
             for index, shapes in self.geometry.recurrent.items()
             for side, shape in zip(("source", "receiver"), shapes, strict=True)
@@ -132,16 +153,25 @@ class PairedStates:
             except OSError as error:
                 raise short from error
 
-    def blocks(
-        self, split: Split, index: int, device: torch.device | str = "cpu"
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """R of one layer, block by block: [n, H, K, V] of the source, the same of the receiver."""
+    def passes(self, split: Split, index: int) -> Blocks:
+        """R of one layer, to be gone through many times: [n, H, K, V] of the source, the same of the receiver.
+
+        They stay in the memory of a GPU that has room for them three times over, else each pass reads the files.
+        """
+        device = torch.device(self.device)
+        size = 4 * self.counts[split] * sum(math.prod(shape) for shape in self.geometry.recurrent[index])
+        if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 3 * size:
+            blocks = list(self._blocks(split, index))
+            return lambda: blocks
+        return lambda: self._blocks(split, index)
+
+    def _blocks(self, split: Split, index: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         source, receiver = (self._matrix(split, index, side, "r") for side in ("source", "receiver"))
         for start in range(0, self.counts[split], _BLOCK_STATES):
             part = slice(start, start + _BLOCK_STATES)
             yield (
-                torch.from_numpy(np.array(source[part])).to(device),
-                torch.from_numpy(np.array(receiver[part])).to(device),
+                torch.from_numpy(np.array(source[part])).to(self.device),
+                torch.from_numpy(np.array(receiver[part])).to(self.device),
             )
 
     def save(self, rank: int) -> None:
@@ -179,7 +209,7 @@ class PairedStates:
         if not path.exists():
             return
         try:
-            tensors = load_file(path)
+            tensors = load_file(path, device=str(self.device))
             self.done = int(tensors["done"])
             for name, moments in list(self._named()):
                 kind, split, index = name.split("/")
@@ -194,12 +224,17 @@ class PairedStates:
 
     @classmethod
     def merged(
-        cls, folder: Path, geometry: Geometry, counts: dict[Split, int], processes: int
+        cls,
+        folder: Path,
+        geometry: Geometry,
+        counts: dict[Split, int],
+        processes: int,
+        device: torch.device | str = "cpu",
     ) -> PairedStates:
         """The saved moments of all processes, folded together in the order of their ranks."""
-        total = cls(folder, geometry, counts)
+        total = cls(folder, geometry, counts, device)
         for rank in range(processes):
-            part = cls(folder, geometry, counts)
+            part = cls(folder, geometry, counts, device)
             part.resume(rank)
             for (_, mine), (_, theirs) in zip(total._named(), part._named(), strict=True):
                 mine.merge(theirs)  # type: ignore[arg-type]

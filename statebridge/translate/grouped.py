@@ -69,9 +69,9 @@ class BlockLayout:
         sizes = sorted({size for _, size in self.blocks})
         return {size: [i for i, block in enumerate(self.blocks) if block[1] == size] for size in sizes}
 
-    def index(self, size: int) -> Tensor:
+    def index(self, size: int, device: torch.device | str = "cpu") -> Tensor:
         """Return the channels of all blocks of one size, `[G, size]`, int64."""
-        return torch.tensor([range(s, s + n) for s, n in self.blocks if n == size], dtype=torch.int64)
+        return _index(self.blocks, size, torch.device(device))
 
 
 class BlockMoments:
@@ -106,7 +106,7 @@ class BlockMoments:
                 f"{list(source.shape)} and {list(receiver.shape)}. Copy this component, or correct the layout."
             )
         for size, moments in self.buckets.items():
-            index = self.layout.index(size).to(source.device)
+            index = self.layout.index(size, source.device)
             moments.update(*(x[:, index].permute(1, 0, 3, 2).flatten(1, 2) for x in (source, receiver)))
         return self
 
@@ -166,7 +166,8 @@ class BlockAffine(Translator):
         if self.layout.even:
             return self._mapped(x.reshape(len(x), *self.biases[0].shape, -1), 0).flatten(1, 2)
         y = torch.empty_like(x)
-        for bucket, index in enumerate(self._indices(x.device)):
+        for bucket, size in enumerate(self.layout.buckets()):
+            index = self.layout.index(size, x.device)
             y[:, index] = self._mapped(x[:, index], bucket)
         return y
 
@@ -174,13 +175,6 @@ class BlockAffine(Translator):
         """Map the blocks `[B, G, S, W]` of one size."""
         mapped = torch.einsum("bgsw,gst->bgtw", blocks.float(), self.weights[bucket])  # [B, G, S, W]
         return (mapped + self.biases[bucket][..., None]).to(blocks.dtype)
-
-    def _indices(self, device: torch.device) -> list[Tensor]:
-        """Channels of each block size, kept on the device: moving them there would wait for it every time."""
-        held: dict[torch.device, list[Tensor]] = self.__dict__.setdefault("_index", {})
-        if device not in held:
-            held[device] = [self.layout.index(size).to(device) for size in self.layout.buckets()]
-        return held[device]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return `blocks` `[n, 2]` int64, and `weight.S`, `bias.S` for each block size S."""
@@ -258,6 +252,14 @@ class BlockRidge:
         # blocks are square, so a copy always exists
         self.copy_error_ = torch.cat([e for fit in fits if (e := fit.copy_error_) is not None])[order]
         return self
+
+
+@functools.lru_cache(maxsize=64)
+def _index(blocks: tuple[tuple[int, int], ...], size: int, device: torch.device) -> Tensor:
+    """Kept on the device: moving it there would wait for the device every time."""
+    channels = [range(start, start + n) for start, n in blocks if n == size]
+    with torch.inference_mode(False):  # a tensor of inference mode could not index where gradients pass
+        return torch.tensor(channels, dtype=torch.int64, device=device)
 
 
 def _name(layout: BlockLayout, i: int) -> str:
