@@ -242,8 +242,9 @@ def _weights_digest(model: Any) -> str:
                 "load it onto devices that hold all of it."
             )
         flat = parameter.reshape(-1)
-        index = torch.linspace(0, flat.numel() - 1, min(_SAMPLES, flat.numel()), device=flat.device)
-        samples.append(flat[index.long()].to(torch.bfloat16))
+        # on the CPU, because devices round differently; float32 rounds the last place of a large weight upwards
+        index = torch.linspace(0, flat.numel() - 1, min(_SAMPLES, flat.numel()), device="cpu").long()
+        samples.append(flat[index.clamp_(max=flat.numel() - 1).to(flat.device)].to(torch.bfloat16))
         sha.update(f"{name} {tuple(parameter.shape)}\n".encode())
     for values in _to_host(samples):
         sha.update(values.view(torch.int16).numpy().tobytes())
