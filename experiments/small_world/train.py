@@ -28,7 +28,7 @@ from experiments.small_world.doubled import Attention, predict, structure, thinn
 from statebridge.worlds import WorldModel
 from statebridge.worlds.draws import uniform
 from statebridge.worlds.sampler import SCHEDULE
-from statebridge.worlds.weights import save_world
+from statebridge.worlds.weights import load_world, save_world
 
 Tensor = torch.Tensor
 
@@ -143,7 +143,8 @@ class Run:
         torch.save(content, temporary)
         temporary.replace(self.state_file)
         shipped = self.averaged()
-        save_world(self.folder / "model", shipped, {"steps": self.step, "seconds": round(self.seconds)})
+        counts = {"step": self.step, "steps": self.steps, "seconds": round(self.seconds, 1)}
+        save_world(self.folder / "model", shipped, counts)
 
     def resume(self) -> None:
         """Continue from the state on disk, if there is one."""
@@ -155,6 +156,14 @@ class Run:
         for optimiser, state in zip(self.optimisers, content["optimisers"], strict=True):
             optimiser.load_state_dict(state)
         self.step, self.steps, self.seconds = content["counts"]
+
+    def start_from(self, folder: Path) -> None:
+        """Go on from a model as it ships, where the state of its run is lost; the optimisers begin anew."""
+        counts = json.loads((folder / "config.json").read_text(encoding="utf-8"))["training"]
+        self.step, self.steps, self.seconds = counts["step"], counts["steps"], counts["seconds"]
+        given = load_world(folder, self.model.device)
+        self.model.load_state_dict(given.state_dict())
+        self.average = [p.detach().clone() for p in self.model.parameters()]
 
     def averaged(self) -> WorldModel:
         """A copy of the model with the average of its weights."""
@@ -266,12 +275,17 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=560.0, help="of this call; call again to go on")
+    parser.add_argument(
+        "--start", type=Path, help="folder of a model to go on from where there is no state.pt"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--tiny", action="store_true", help="a run that only shows that the loop works")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")
     run = Run(TINY if options.tiny else TrainConfig(), options.folder, torch.device(options.device))
+    if options.start is not None and not run.state_file.exists():
+        run.start_from(options.start)
     run.resume()
     run.steps = run.steps or options.steps
     run.train(options.seconds, options.minutes)

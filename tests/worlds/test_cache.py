@@ -133,7 +133,7 @@ def test_the_sampler_follows_its_schedule(cache: HistoryCache) -> None:
     for index, (sigma, after) in enumerate([(0.999, 0.957), (0.957, 0.899), (0.899, 0.702), (0.702, 0.0)]):
         x0 = MODEL(x, torch.full((B,), sigma), NEXT, history)[0].clamp(-1, 1)
         assert torch.equal(found.predictions[index], x0)
-        x = (1 - after) * x0 + after * (x - (1 - sigma) * x0) / sigma
+        x = (1 - after) * x0 + after * ((x - (1 - sigma) * x0) / sigma)
     assert torch.equal(found.final, x0)
     assert torch.equal(found.probe(2), found.predictions[2])
     for step in (-1, 3, 4):
