@@ -21,6 +21,7 @@ from statebridge.capture.load import load_model
 from statebridge.evaluate.recall import RecallItem, greedy_match
 from statebridge.sessions import Buffer, HybridSession
 from statebridge.sessions.conformance import Setting
+from statebridge.sessions.fingerprint import max_difference
 
 
 @functools.cache
@@ -69,14 +70,19 @@ def wander(chat: Chat, ids: torch.Tensor) -> None:
 
 
 @torch.inference_mode()
-def exact(chat: Chat, items: Sequence[RecallItem]) -> np.ndarray:
-    """Logits of the questions, then eight sampled tokens a row, flattened."""
+def exact(chat: Chat, items: Sequence[RecallItem]) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of the questions [B, N, vocabulary], and eight sampled tokens a row [B, 8]."""
     logits = statebridge.continue_from(chat.model, chat.session.state, asked(items)).logits
     first = torch.tensor([[item.prompt_ids[0]] for item in items])
     drawn = statebridge.generate_from(
-        chat.model, chat.session.state, first, max_new_tokens=8, do_sample=True, eos_token_id=-1
+        chat.model, chat.session.state, first, max_new_tokens=8, do_sample=True, eos_token_id=None
     )
-    return np.concatenate((logits.flatten().numpy(), drawn.new_ids.flatten().numpy()))
+    return logits.numpy(), drawn.new_ids.numpy()
+
+
+def apart(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> float:
+    """Largest difference of a logit, or the share of sampled tokens that differ, whichever is more."""
+    return max(max_difference(one[0], other[0]), float((one[1] != other[1]).mean()))
 
 
 @torch.inference_mode()

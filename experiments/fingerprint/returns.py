@@ -28,7 +28,6 @@ from statebridge.sessions.conformance import (
     Verdict,
     conform,
 )
-from statebridge.sessions.fingerprint import max_difference
 from statebridge.state import HybridState
 
 LENGTH, DEPTHS, PER_DEPTH = 1024, (64, 256, 512, 900), 4
@@ -38,15 +37,15 @@ MEANING = 0.5
 
 def exact_returns(books: Path, source: str, receiver: str, bridge: Path) -> Verdict:
     """The source against itself: logits and sampled tokens; nothing less than equality returns."""
-    here, there, apart = _sessions(books, source)
+    here, there, elsewhere = _sessions(books, source)
     return conform(
         functools.partial(chat.Chat, source),
         functools.partial(chat.anchor, prefixes=_prefixes(here), seed=1),
         functools.partial(chat.exact, items=here),
-        max_difference,
+        chat.apart,
         other=functools.partial(chat.anchor, prefixes=_prefixes(there), seed=2),
         earlier=functools.partial(chat.anchor, prefixes=_prefixes(here)[:, :-1], seed=1),
-        wander=functools.partial(chat.wander, ids=apart),
+        wander=functools.partial(chat.wander, ids=elsewhere),
         impostors=(
             *IMPOSTORS,
             Drifted(scale=1e-4, name="a state drifted by 0.01 %"),
@@ -60,7 +59,7 @@ def meaning_after_handover(books: Path, source: str, receiver: str, bridge: Path
 
     The outcome is which facts are answered; the distance is the share of known facts that were lost.
     """
-    here, there, apart = _sessions(books, source)
+    here, there, elsewhere = _sessions(books, source)
     handed = chat.HandedOver(source, statebridge.Bridge.from_pretrained(bridge))
     return conform(
         functools.partial(chat.Chat, receiver),
@@ -70,7 +69,7 @@ def meaning_after_handover(books: Path, source: str, receiver: str, bridge: Path
         MEANING,
         other=functools.partial(chat.anchor, prefixes=_prefixes(there), seed=2),
         earlier=functools.partial(chat.anchor, prefixes=_prefixes(here)[:, : LENGTH - 600], seed=1),
-        wander=functools.partial(chat.wander, ids=apart),
+        wander=functools.partial(chat.wander, ids=elsewhere),
         excursions=(*(each for each in EXCURSIONS if not isinstance(each, AnotherProcess)), handed),
         impostors=(
             # greedy answers draw nothing, so a wrong random state has the right meaning
@@ -91,8 +90,8 @@ def _sessions(books: Path, source: str) -> tuple[list[RecallItem], list[RecallIt
         list(RecallTask(tokenizer, texts[:5], LENGTH, DEPTHS, PER_DEPTH, seed=seed).items())
         for seed in (1, 2)
     )
-    apart = torch.tensor([tokenizer.encode(texts[5][:2000])[:200]])
-    return here, there, apart.repeat(len(here), 1)
+    elsewhere = torch.tensor([tokenizer.encode(texts[5][:2000])[:200]])
+    return here, there, elsewhere.repeat(len(here), 1)
 
 
 def _prefixes(items: list[RecallItem]) -> torch.Tensor:
