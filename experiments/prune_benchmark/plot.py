@@ -1,0 +1,222 @@
+"""Draws result.json: error against pruning ratio, paired differences, re-indexing, speed, and strips of frames.
+
+Writes PNG files beside result.json, and the tables into the README between its markers.
+
+    python -m experiments.prune_benchmark.plot --folder runs/prune --readme experiments/prune_benchmark/README.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from statebridge.evaluate import palette
+from statebridge.prune.benchmark.scores import psnr
+
+COLOURS = {
+    "full": palette.INK,
+    "streaming": palette.MUTED,
+    "random": palette.AMBER,
+    "temporal_difference": "#b5651d",
+    "reversed_discrepancy": palette.BAD,
+    "decoprune": palette.GOOD,
+    "decoprune_hs": palette.VIOLET,
+}
+NAMES = {
+    "temporal_difference": "temporal difference",
+    "reversed_discrepancy": "reversed",
+    "decoprune": "DeCoPrune",
+}
+NAMES |= {"decoprune_hs": "DeCoPrune-HS", "full": "full KV"}
+_BEGIN, _END = "<!-- results -->", "<!-- /results -->"
+
+
+def curves(result: dict[str, Any], path: Path) -> None:
+    """Target PSNR and dissimilarity against PR, one line a policy."""
+    rows = [row for row in result["arms"] if row["reindexed"] == bool(result["suffix"])]
+    with palette.style():
+        figure, axes = plt.subplots(1, 3, figsize=(12.5, 3.9), layout="constrained")
+        shown = (("target_mse", "target, PSNR in dB"), ("target_dissimilarity", "target, (1 − SSIM) / 2"),
+                 ("view_mse", "whole view, PSNR in dB"))  # fmt: skip
+        for axis, (name, label) in zip(axes, shown, strict=True):
+            scale = psnr if name.endswith("mse") else np.asarray
+            for policy, colour in COLOURS.items():
+                mine = sorted((r for r in rows if r["policy"] == policy and "gamma" not in r["arm"]), key=_pr)
+                x = [100 * r["pr"] for r in mine]
+                y, low, high = (scale([r[name][key] for r in mine]) for key in ("estimate", "low", "high"))
+                if policy == "full":
+                    axis.axhline(y[0], color=colour, lw=1, ls="--", label=_label(policy))
+                    continue
+                axis.plot(x, y, "o-", color=colour, ms=3.5, lw=1.4, label=_label(policy))
+                axis.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
+            for row in rows:
+                if "gamma" in row["arm"]:
+                    axis.plot(
+                        100 * row["pr"],
+                        scale(row[name]["estimate"]),
+                        "*",
+                        ms=10,
+                        color=COLOURS[row["policy"]],
+                    )
+            axis.set(xlabel="history KV that attention did not see, PR in %", title=label)
+            axis.grid(True)
+        axes[0].legend(loc="lower left")
+        figure.suptitle(f"{result['tasks']} tasks; ★ at the γ that validation chose", fontsize=11)
+        palette.save(figure, path)
+
+
+def differences(result: dict[str, Any], path: Path) -> None:
+    """Paired differences at the main budget: DeCoPrune minus each rival."""
+    with palette.style():
+        figure, axes = plt.subplots(1, 2, figsize=(11, 2.9), layout="constrained")
+        for axis, name in zip(axes, ("target_mse", "target_dissimilarity"), strict=True):
+            rows = [r for r in result["order"][name] if r["ratio"] == result["main"]]
+            for y, row in enumerate(reversed(rows)):
+                d, colour = row["difference"], COLOURS[row["ours"]]
+                axis.plot([d["low"], d["high"]], [y, y], color=colour, lw=2)
+                axis.plot(d["estimate"], y, "o", color=colour, ms=5)
+            labels = [f"{_label(r['ours'])} − {_label(r['rival'])}" for r in reversed(rows)]
+            axis.set_yticks(range(len(rows)), labels)
+            axis.axvline(0, color=palette.INK, lw=0.8)
+            axis.set_title(f"{name.replace('_', ' ')}, difference (left of 0: the first is better)")
+            axis.grid(True, axis="x")
+        palette.save(figure, path)
+
+
+def reindexing(result: dict[str, Any], path: Path) -> None:
+    """What re-indexing changes, arm by arm."""
+    rows = result["reindexing"]["target_mse"]
+    with palette.style():
+        figure, axis = plt.subplots(figsize=(7.5, 0.35 * len(rows) + 1.2), layout="constrained")
+        for y, row in enumerate(reversed(rows)):
+            d = row["difference"]
+            axis.plot([d["low"], d["high"]], [y, y], color=palette.GOOD, lw=2)
+            axis.plot(d["estimate"], y, "o", color=palette.GOOD, ms=5)
+        axis.set_yticks(range(len(rows)), [row["arm"] for row in reversed(rows)])
+        axis.axvline(0, color=palette.INK, lw=0.8)
+        axis.set_title("target mse, re-indexed minus not (left of 0: re-indexing helps)")
+        axis.grid(True, axis="x")
+        palette.save(figure, path)
+
+
+def strips(result: dict[str, Any], folder: Path, path: Path) -> None:
+    """Context, truth and every headline arm, a few tasks below each other."""
+    suffix, main = result["suffix"], result["main"]
+    truth = np.load(folder / "frames" / "truth.npz")
+    arms = [
+        f"full{suffix}",
+        f"decoprune@{main}{suffix}",
+        f"decoprune_hs@{main}{suffix}",
+        f"random@{main}{suffix}",
+    ]
+    arms += [
+        f"temporal_difference@{main}{suffix}",
+        f"reversed_discrepancy@{main}{suffix}",
+        f"streaming{suffix}",
+    ]
+    made = {arm: np.load(folder / "frames" / f"{arm}.npz")["frames"] for arm in arms}
+    tasks = len(truth["frames"])
+    with palette.style():
+        figure, axes = plt.subplots(
+            tasks, 1, figsize=(12.5, 6.4 * tasks), squeeze=False, layout="constrained"
+        )
+        for task, axis in enumerate(axes[:, 0]):
+            count = truth["frames"].shape[1]
+            context = truth["context"][task]
+            picked = context[np.linspace(0, len(context) - 1, count).round().astype(int)]
+            lines = [picked, truth["frames"][task], *(frames[task] for frames in made.values())]
+            picture = np.concatenate([_row(line) for line in lines])
+            axis.imshow(picture, interpolation="nearest")
+            size = picture.shape[0] / len(lines)
+            names = ["context", "truth", *(arm.removesuffix("+reindex") for arm in arms)]
+            axis.set_yticks([size * (i + 0.5) for i in range(len(lines))], names)
+            axis.set_xticks([])
+            axis.spines[:].set_visible(False)
+        palette.save(figure, path, dpi=100)
+
+
+def tables(result: dict[str, Any]) -> str:
+    """The tables of the README."""
+    c, suffix = result["about"]["config"], result["suffix"]
+    published = [
+        row for row in result["order"]["target_mse"] if row["published"] and row["ratio"] == result["main"]
+    ]
+    verdicts = "; ".join(f"against {_label(row['rival'])}: {row['verdict']}" for row in published)
+    lines = [
+        f"{result['tasks']} test tasks, {c['context']} frames of context, sink {c['sink']}, window {c['window']} "
+        f"chunks, {result['about']['device']}, {result['about']['dtype']}. Re-indexing is "
+        f"{'on' if suffix else 'off'}, as validation chose. Errors: smaller is better.",
+        "",
+        f"**The published order at a budget of {result['main']}** (DeCoPrune better), by the error in the "
+        f"target's box: {verdicts}.",
+        "",
+        "| arm | PR | target PSNR, dB | target mse − full KV | target (1 − SSIM)/2 | target missed "
+        "| view PSNR, dB | cache, MiB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    shown = [row for row in result["arms"] if row["reindexed"] == bool(suffix)]
+    for row in sorted(shown, key=lambda r: (list(COLOURS).index(r["policy"]), r["arm"])):
+        lines.append(
+            f"| {row['arm'].removesuffix('+reindex')} | {100 * row['pr']:.1f} % "
+            f"| {psnr(row['target_mse']['estimate']):.2f} | {_interval(row['target_mse_minus_full'])} "
+            f"| {row['target_dissimilarity']['estimate']:.4f} | {100 * row['target_missed']['estimate']:.1f} % "
+            f"| {psnr(row['view_mse']['estimate']):.2f} | {row['cache_bytes'] / 2**20:.1f} |"
+        )
+    lines += [
+        "",
+        "| rows | arm | ms a chunk | times faster than full KV | peak, GiB |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result["speed"]:
+        lines.append(
+            f"| {row['rows']} | {row['arm']} | {1e3 * row['seconds']:.1f} | {row['times_faster']:.2f} "
+            f"| {row['peak_bytes'] / 2**30:.2f} |"
+        )
+    lines += ["", "| re-indexed minus not | target mse |", "|---|---|"]
+    lines += [
+        f"| {row['arm']} | {_interval(row['difference'])} |" for row in result["reindexing"]["target_mse"]
+    ]
+    return "\n".join(lines)
+
+
+def _interval(d: dict[str, float]) -> str:
+    return f"{d['estimate']:+.5f} [{d['low']:+.5f}, {d['high']:+.5f}]".replace("-", "−")
+
+
+def _pr(row: dict[str, Any]) -> float:
+    return float(row["pr"])
+
+
+def _label(policy: str) -> str:
+    return NAMES.get(policy, policy)
+
+
+def _row(frames: Any) -> Any:
+    """Frames [G, 3, size, size] side by side, [size, G · size, 3]."""
+    return np.concatenate(list(frames.transpose(0, 2, 3, 1)), axis=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, required=True, help="folder of the run, with result.json")
+    parser.add_argument("--readme", type=Path, help="write the tables between its markers")
+    args = parser.parse_args()
+    result = json.loads((args.folder / "result.json").read_text(encoding="utf-8"))
+    curves(result, args.folder / "curves.png")
+    differences(result, args.folder / "differences.png")
+    reindexing(result, args.folder / "reindexing.png")
+    strips(result, args.folder, args.folder / "strips.png")
+    if args.readme:
+        text = args.readme.read_text(encoding="utf-8")
+        before, _, rest = text.partition(_BEGIN)
+        after = rest.partition(_END)[2]
+        args.readme.write_text(f"{before}{_BEGIN}\n\n{tables(result)}\n\n{_END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""From the files of a run to result.json: means, paired differences over tasks, the published order, speed.
+
+All scores are errors, so a negative difference says that the first arm is better. Intervals are paired
+percentile bootstraps over tasks. The published order is that DeCoPrune is better than temporal difference,
+random and reversed at the same budget; each pair comes out as holds, turned round, or open.
+
+    python -m experiments.prune_benchmark.summary --folder runs/prune
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from statebridge.stats import Bootstrap, Interval, ScoreTable, difference, mean_score
+
+RIVALS = ("temporal_difference", "random", "reversed_discrepancy", "streaming")
+PUBLISHED = RIVALS[:3]
+_BOOTSTRAP = Bootstrap(seed=0)
+
+
+def summarise(folder: Path) -> dict[str, Any]:
+    """Return everything that the report says."""
+    about = _read(folder / "about.json")
+    chosen = _read(folder / "chosen.json")
+    arms = {content["arm"]: content for content in map(_read, sorted((folder / "test").glob("*.json")))}
+    suffix = "+reindex" if chosen["reindexed"] else ""
+    full, main = f"full{suffix}", about["config"]["main"]
+    names = list(arms[full]["scores"])
+    tables = {
+        name: ScoreTable.from_columns(
+            arms[full]["tasks"], {arm: content["scores"][name] for arm, content in arms.items()}
+        )
+        for name in names
+    }
+    rows = []
+    for arm, content in arms.items():
+        reference = "full+reindex" if content["reindexed"] else "full"
+        rows.append(
+            {key: content[key] for key in ("arm", "policy", "settings", "reindexed", "pr", "pr_generated")}
+            | {"cache_bytes": content["cache_bytes"], "peak_bytes": content["peak_bytes"]}
+            | {name: _plain(mean_score(tables[name], arm, _BOOTSTRAP)) for name in names}
+            | {
+                f"{name}_minus_full": _plain(difference(tables[name], arm, reference, _BOOTSTRAP))
+                for name in names
+            }
+        )
+    return {
+        "about": about,
+        "chosen": chosen,
+        "suffix": suffix,
+        "tasks": len(arms[full]["tasks"]),
+        "arms": rows,
+        "order": {name: _order(tables[name], suffix, about["config"]["ratios"]) for name in names},
+        "main": main,
+        "kinds": _kinds(arms, full, main, suffix, names),
+        "reindexing": {name: _reindexing(tables[name]) for name in names},
+        "speed": _speed(folder),
+    }
+
+
+def _order(table: ScoreTable, suffix: str, ratios: list[float]) -> list[dict[str, Any]]:
+    """DeCoPrune and its head-specific variant against every rival at every budget."""
+    found = []
+    for ratio in ratios:
+        for ours in ("decoprune", "decoprune_hs"):
+            for rival in (*RIVALS, *(("decoprune",) if ours == "decoprune_hs" else ())):
+                pair = (f"{ours}@{ratio}{suffix}", f"{rival}@{ratio}{suffix}")
+                if set(pair) <= set(table.arms):
+                    gap = difference(table, *pair, _BOOTSTRAP)
+                    found.append(
+                        {
+                            "ours": ours,
+                            "rival": rival,
+                            "ratio": ratio,
+                            "published": ours == "decoprune" and rival in PUBLISHED,
+                            "difference": _plain(gap),
+                            "verdict": _verdict(gap),
+                        }
+                    )
+    return found
+
+
+def _verdict(gap: Interval) -> str:
+    if not gap.excludes(0):
+        return "open"
+    return "holds" if gap.estimate < 0 else "turned round"
+
+
+def _kinds(
+    arms: dict[str, Any], full: str, main: float, suffix: str, names: list[str]
+) -> list[dict[str, Any]]:
+    """The headline arms for each kind of task alone."""
+    rows = []
+    shown = (f"@{main}{suffix}", f"streaming{suffix}", f"_gamma{suffix}", full)
+    for kind in dict.fromkeys(task.split("-")[0] for task in arms[full]["tasks"]):
+        mine = [i for i, task in enumerate(arms[full]["tasks"]) if task.startswith(kind)]
+        for arm, content in arms.items():
+            if arm.endswith(shown) and content["reindexed"] == bool(suffix):
+                means = {name: sum(content["scores"][name][i] for i in mine) / len(mine) for name in names}
+                rows.append({"kind": kind, "tasks": len(mine), "arm": arm} | means)
+    return rows
+
+
+def _reindexing(table: ScoreTable) -> list[dict[str, Any]]:
+    """What re-indexing changes in each arm that ran both ways."""
+    found = []
+    for arm in table.arms:
+        moved = f"{arm}+reindex"
+        if moved in table.arms:
+            gap = difference(table, moved, arm, _BOOTSTRAP)
+            found.append({"arm": arm, "difference": _plain(gap)})
+    return found
+
+
+def _speed(folder: Path) -> list[dict[str, Any]]:
+    rows = [_read(path) for path in sorted((folder / "speed").glob("*.json"))]
+    full = {row["rows"]: row["seconds"] for row in rows if row["arm"] == "full"}
+    return [row | {"times_faster": full[row["rows"]] / row["seconds"]} for row in rows]
+
+
+def _plain(interval: Interval) -> dict[str, float]:
+    kept = dataclasses.asdict(interval)
+    return {key: kept[key] for key in ("estimate", "low", "high")}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, required=True, help="folder of the run")
+    args = parser.parse_args()
+    result = summarise(args.folder)
+    (args.folder / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for row in result["order"]["target_mse"]:
+        d = row["difference"]
+        print(
+            f"{row['ours']} − {row['rival']} at {row['ratio']}: {d['estimate']:+.5f} "
+            f"[{d['low']:+.5f}, {d['high']:+.5f}]  {row['verdict']}"
+        )
+
+
+if __name__ == "__main__":
+    main()
