@@ -15,8 +15,10 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
+from experiments.prune_benchmark.summary import PUBLISHED
 from statebridge.evaluate import palette
 from statebridge.prune.benchmark.scores import psnr
+from statebridge.prune.benchmark.strips import save_strips
 
 COLOURS = {
     "full": palette.INK,
@@ -37,33 +39,32 @@ _BEGIN, _END = "<!-- results -->", "<!-- /results -->"
 
 
 def curves(result: dict[str, Any], path: Path) -> None:
-    """Target PSNR and dissimilarity against PR, one line a policy."""
+    """Error against PR, one line a policy: the target's PSNR, and paired differences to full KV."""
     rows = [row for row in result["arms"] if row["reindexed"] == bool(result["suffix"])]
+    shown = {"target_mse": "target, PSNR in dB", "target_mse_minus_full": "target mse, minus full KV"}
+    shown |= {"target_dissimilarity_minus_full": "target (1 − SSIM) / 2, minus full KV"}
+    shown |= {"view_mse_minus_full": "view mse, minus full KV"}
     with palette.style():
-        figure, axes = plt.subplots(1, 3, figsize=(12.5, 3.9), layout="constrained")
-        shown = (("target_mse", "target, PSNR in dB"), ("target_dissimilarity", "target, (1 − SSIM) / 2"),
-                 ("view_mse", "whole view, PSNR in dB"))  # fmt: skip
-        for axis, (name, label) in zip(axes, shown, strict=True):
-            scale = psnr if name.endswith("mse") else np.asarray
+        figure, axes = plt.subplots(1, 4, figsize=(16, 3.9), layout="constrained")
+        for axis, (name, title) in zip(axes, shown.items(), strict=True):
+            scale = psnr if name == "target_mse" else np.asarray
             for policy, colour in COLOURS.items():
                 mine = sorted((r for r in rows if r["policy"] == policy and "gamma" not in r["arm"]), key=_pr)
-                x = [100 * r["pr"] for r in mine]
                 y, low, high = (scale([r[name][key] for r in mine]) for key in ("estimate", "low", "high"))
                 if policy == "full":
                     axis.axhline(y[0], color=colour, lw=1, ls="--", label=_label(policy))
                     continue
+                x = [100 * r["pr"] for r in mine]
                 axis.plot(x, y, "o-", color=colour, ms=3.5, lw=1.4, label=_label(policy))
-                axis.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
+                if (
+                    name != "target_mse"
+                ):  # tasks differ far more than policies do; only differences are paired
+                    axis.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
             for row in rows:
                 if "gamma" in row["arm"]:
-                    axis.plot(
-                        100 * row["pr"],
-                        scale(row[name]["estimate"]),
-                        "*",
-                        ms=10,
-                        color=COLOURS[row["policy"]],
-                    )
-            axis.set(xlabel="history KV that attention did not see, PR in %", title=label)
+                    y = scale(row[name]["estimate"])
+                    axis.plot(100 * row["pr"], y, "*", ms=10, color=COLOURS[row["policy"]])
+            axis.set(xlabel="history KV that attention did not see, PR in %", title=title)
             axis.grid(True)
         axes[0].legend(loc="lower left")
         figure.suptitle(f"{result['tasks']} tasks; ★ at the γ that validation chose", fontsize=11)
@@ -108,36 +109,17 @@ def strips(result: dict[str, Any], folder: Path, path: Path) -> None:
     """Context, truth and every headline arm, a few tasks below each other."""
     suffix, main = result["suffix"], result["main"]
     truth = np.load(folder / "frames" / "truth.npz")
-    arms = [
-        f"full{suffix}",
-        f"decoprune@{main}{suffix}",
-        f"decoprune_hs@{main}{suffix}",
-        f"random@{main}{suffix}",
-    ]
-    arms += [
-        f"temporal_difference@{main}{suffix}",
-        f"reversed_discrepancy@{main}{suffix}",
-        f"streaming{suffix}",
-    ]
+    arms = [f"{arm}@{main}{suffix}" for arm in ("decoprune", "decoprune_hs", *PUBLISHED)]
+    arms = [f"full{suffix}", *arms, f"streaming{suffix}"]
     made = {arm: np.load(folder / "frames" / f"{arm}.npz")["frames"] for arm in arms}
-    tasks = len(truth["frames"])
-    with palette.style():
-        figure, axes = plt.subplots(
-            tasks, 1, figsize=(12.5, 6.4 * tasks), squeeze=False, layout="constrained"
-        )
-        for task, axis in enumerate(axes[:, 0]):
-            count = truth["frames"].shape[1]
-            context = truth["context"][task]
-            picked = context[np.linspace(0, len(context) - 1, count).round().astype(int)]
-            lines = [picked, truth["frames"][task], *(frames[task] for frames in made.values())]
-            picture = np.concatenate([_row(line) for line in lines])
-            axis.imshow(picture, interpolation="nearest")
-            size = picture.shape[0] / len(lines)
-            names = ["context", "truth", *(arm.removesuffix("+reindex") for arm in arms)]
-            axis.set_yticks([size * (i + 0.5) for i in range(len(lines))], names)
-            axis.set_xticks([])
-            axis.spines[:].set_visible(False)
-        palette.save(figure, path, dpi=100)
+    blocks = []
+    for task in range(len(truth["frames"])):
+        lines = {"context": truth["context"][task], "truth": truth["frames"][task]}
+        lines |= {
+            _label(arm.split("@")[0].removesuffix("+reindex")): frames[task] for arm, frames in made.items()
+        }
+        blocks.append(lines)
+    save_strips(blocks, path)
 
 
 def tables(result: dict[str, Any]) -> str:
@@ -194,11 +176,6 @@ def _pr(row: dict[str, Any]) -> float:
 
 def _label(policy: str) -> str:
     return NAMES.get(policy, policy)
-
-
-def _row(frames: Any) -> Any:
-    """Frames [G, 3, size, size] side by side, [size, G · size, 3]."""
-    return np.concatenate(list(frames.transpose(0, 2, 3, 1)), axis=1)
 
 
 def main() -> None:

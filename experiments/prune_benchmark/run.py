@@ -44,7 +44,8 @@ from statebridge.prune.benchmark.arms import (
     thresholds,
 )
 from statebridge.prune.benchmark.scores import dino_score, score
-from statebridge.prune.benchmark.tasks import Tasks, make_tasks
+from statebridge.prune.benchmark.strips import as_bytes
+from statebridge.prune.benchmark.tasks import LOOK, Tasks, make_tasks
 from statebridge.state.atomic import atomic_file
 from statebridge.worlds.weights import load_world
 
@@ -97,7 +98,9 @@ class Run:
             content["thresholds"] = thresholds(made.scores, self.config.gamma_ratios)
         if not validation:
             frames = made.frames[: self.config.strips]
-            np.savez_compressed(self._made(self.folder / "frames" / f"{arm.name}.npz"), frames=_bytes(frames))
+            np.savez_compressed(
+                self._made(self.folder / "frames" / f"{arm.name}.npz"), frames=as_bytes(frames)
+            )
         self.write(name, content)
         print(
             f"{name:44s} PR {made.pr:.3f}  target mse {scores['target_mse'].mean():.4f}  "
@@ -157,8 +160,10 @@ def main() -> None:
         "dtype": args.dtype,
         "torch": torch.__version__,
     }
-    truth = _bytes(test.truth[: config.strips])
-    context = _bytes(test.frames[: config.strips, : config.context : 4])
+    truth = as_bytes(test.truth[: config.strips])
+    judged = test.truth.shape[1]
+    spread = torch.linspace(LOOK + 4, config.context - 1, judged - 1).long()
+    context = as_bytes(test.frames[: config.strips, [LOOK, *spread.tolist()]])  # the early look comes first
     np.savez_compressed(run._made(args.folder / "frames" / "truth.npz"), frames=truth, context=context)
     run.write("about", about)
 
@@ -276,11 +281,6 @@ def _error(content: dict[str, Any]) -> float:
 
 def _suffixed(name: str, reindex: Any) -> str:
     return name if reindex is None else f"{name}+reindex"
-
-
-def _bytes(frames: torch.Tensor) -> Any:
-    """Pictures in [-1, 1] as uint8."""
-    return ((frames.float().clamp(-1, 1) + 1) * 127.5).round().byte().cpu().numpy()
 
 
 if __name__ == "__main__":

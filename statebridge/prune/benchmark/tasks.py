@@ -31,6 +31,8 @@ KINDS = ("reappear", "revisit")
 _HALF = 8  # turns of half a circle
 _LOOK = 4  # frames that rest on the target
 _LEAD = 8  # frames before the first look, so that no sink holds it
+#: A frame of the context that looks at the target.
+LOOK = _LEAD + _HALF + _LOOK // 2
 _AWAY = 5  # turns to each side of "away" that do not show the target
 _RENDERED = 8  # scenes at a time
 _STREAM = 300
@@ -124,6 +126,7 @@ def make_tasks(
         for start in range(first, first + wanted * tries, _RENDERED):
             if found >= wanted:
                 break
+            # rows past what is wanted are made and dropped: scenes go by numbers, not by how many are asked for
             seeds = torch.arange(start, start + _RENDERED, device=device)
             batch = _candidates(seeds, kind, context)
             batch = batch.rows(slice(0, wanted - found))

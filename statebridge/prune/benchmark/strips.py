@@ -1,0 +1,54 @@
+"""Strips of frames: one row a way of making them, one block a task, saved as PNG.
+
+Knows pictures and matplotlib, no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from torch import Tensor
+
+from statebridge.evaluate import palette
+
+
+def as_bytes(frames: Tensor) -> Any:
+    """Return pictures in [-1, 1] as a uint8 array of the same shape."""
+    return ((frames.float().clamp(-1, 1) + 1) * 127.5).round().byte().cpu().numpy()
+
+
+def save_strips(blocks: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw blocks of named rows.
+
+    Parameters
+    ----------
+    blocks
+        For each block the frames of each row, uint8 [G, 3, size, size]; every row has the same G.
+    path
+        PNG file to write.
+    """
+    rows = max(len(block) for block in blocks)
+    wide = max(len(frames) for block in blocks for frames in block.values())
+    with palette.style():
+        size = (1.6 + 0.85 * wide, (0.85 * rows + 0.15) * len(blocks))
+        figure, axes = plt.subplots(len(blocks), 1, figsize=size, squeeze=False, layout="constrained")
+        for block, axis in zip(blocks, axes[:, 0], strict=True):
+            picture = np.concatenate([_row(frames) for frames in block.values()])
+            axis.imshow(picture, interpolation="nearest")
+            side = picture.shape[0] / len(block)
+            axis.set_yticks([side * (i + 0.5) for i in range(len(block))], list(block))
+            axis.tick_params(length=0)
+            axis.set_xticks([])
+            axis.spines[:].set_visible(False)
+        palette.save(figure, path, dpi=100)
+
+
+def _row(frames: Any) -> Any:
+    """Frames [G, 3, size, size] side by side, [size, G · size, 3], with a white line between rows."""
+    picture = np.concatenate(list(frames.transpose(0, 2, 3, 1)), axis=1)
+    picture[-1:] = 255
+    return picture
