@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The proof at full size, part by part; every part can be called alone.
+#
+#   experiments/full_size_proof/run.sh OUT [PART...]     parts: one (one GPU, about 5 minutes), suite, two (two GPUs)
+#
+# OUT gets one .json per part and one .log per call; `python -m experiments.full_size_proof.table OUT` makes the tables.
+set -euo pipefail
+out=$1; shift
+python=${PYTHON:-python3}
+export PYTHONUNBUFFERED=1
+mkdir -p "$out"
+
+one() {
+  $python -m benchmarks.full_size --out "$out" 2>&1 | tee "$out/benchmark.log"
+  $python -m experiments.full_size_proof.prove facts restore ridge --out "$out" 2>&1 | tee "$out/prove.log"
+}
+
+suite() {
+  run=$(mktemp -d)
+  $python -m statebridge reproduce all --config experiments/full_size_proof/suite.yaml --random-weights \
+    --device cuda --out "$run" 2>&1 | tee "$out/suite.log"
+  cp "$run/manifest.json" "$out/suite.json"
+  cp "$run/report.md" "$out/suite.md"
+  rm -r "$run"
+}
+
+two() {
+  $python -m torch.distributed.run --nproc_per_node=2 -m experiments.full_size_proof.sharded moments --out "$out" \
+    2>&1 | tee "$out/two.log"
+  $python -m experiments.full_size_proof.sharded devices --out "$out" 2>&1 | tee -a "$out/two.log"
+}
+
+for part in "${@:-one}"; do $part; done
