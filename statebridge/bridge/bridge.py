@@ -253,7 +253,8 @@ def _outcome(translator: Translator, name: str, shape: tuple[int, ...]) -> tuple
     """What a translator makes of the source's shape, tried on zeros, which any NaN or infinity in it spoils."""
     if not shape:
         return "a map for nothing"
-    device = next(iter(translator.tensors().values())).device
+    # a layout among the tensors stays on the host
+    device = next(tensor.device for tensor in translator.tensors().values() if tensor.is_floating_point())
     token = (1,) if FIELDS[name] == "K" else ()  # keys and values have a token axis after the heads
     try:
         with torch.no_grad():
