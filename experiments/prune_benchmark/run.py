@@ -27,19 +27,17 @@ from statebridge.prune import (
     DeCoPruneHS,
     Full,
     HeadSplit,
-    PrunedSession,
     Random,
     ReversedDiscrepancy,
     Streaming,
     TemporalDifference,
-    measure_split,
 )
 from statebridge.prune.adapters.small_world import SmallWorld
 from statebridge.prune.benchmark.arms import (
     Arm,
     continuation_speed,
-    observe,
     run_arm,
+    split_heads,
     streaming_at,
     thresholds,
 )
@@ -75,7 +73,13 @@ class Run:
         self.check_time()
         tasks, begun = self.validation if validation else self.test, time.perf_counter()
         made = run_arm(
-            self.backbone, tasks, arm, batch=self.config.batch, seed=self.config.seed, keep_scores=keep_scores
+            self.backbone,
+            tasks,
+            arm,
+            batch=self.config.batch,
+            seed=self.config.seed,
+            probe_step=self.config.probe_step,
+            keep_scores=keep_scores,
         )
         truth, target = tasks.truth.cpu(), tasks.target.cpu()
         scores = score(made.frames, truth, target)
@@ -178,7 +182,7 @@ def choose(run: Run) -> dict[str, Any]:
         "full+reindex", Full(c.sink, c.window), c.reindex)))  # fmt: skip
     errors = {False: _error(plain), True: _error(moved)}
     reindexed = errors[True] < errors[False]
-    split = _split(run)
+    split = split_heads(run.backbone, run.validation, c.sink, c.window, c.share)
     guide = Arm("guide", DeCoPrune(c.sink, c.window, keep_ratio=c.main), c.reindex if reindexed else None)
     candidates = run.arm(guide, validation=True, keep_scores=True)["thresholds"]
     tried = []
@@ -199,20 +203,6 @@ def choose(run: Run) -> dict[str, Any]:
     }
     run.write("chosen", chosen)
     return chosen
-
-
-def _split(run: Run) -> HeadSplit:
-    """Split heads by the attention of the first chunk that looks at the target again."""
-    c, rows = run.config, run.validation.rows(slice(0, min(8, len(run.validation))))
-    session = PrunedSession(
-        run.backbone, Full(c.sink, c.window), batch=len(rows), noise_device=run.backbone.device
-    )
-    frames = run.backbone.model.config.grid.frames
-    last = rows.frames.shape[1] - frames
-    for first in range(0, last, frames):
-        observe(session, rows, first)
-    clean = rows.frames[:, last:].to(run.backbone.device)
-    return measure_split(session, clean, rows.condition(last, frames), c.share)
 
 
 def report(run: Run, chosen: dict[str, Any]) -> None:

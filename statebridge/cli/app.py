@@ -18,9 +18,11 @@ from statebridge.cli.evaluate import evaluate
 from statebridge.cli.fit import fit
 from statebridge.cli.handoff import handoff
 from statebridge.cli.inspect import inspect
+from statebridge.cli.prune import prune
 from statebridge.cli.report import report
 from statebridge.cli.reproduce import reproduce
 from statebridge.cli.sessions import sessions
+from statebridge.cli.worlds import worlds
 from statebridge.errors import StatebridgeError
 
 app = typer.Typer(
@@ -40,6 +42,8 @@ app.command()(evaluate)
 app.command()(report)
 app.command()(reproduce)
 app.add_typer(sessions, name="sessions")
+app.command()(prune)
+app.add_typer(worlds, name="worlds")
 
 
 @app.callback()

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from statebridge.prune.adapters.small_world import SmallWorld
 from statebridge.prune.benchmark.tasks import Tasks
+from statebridge.prune.heads import HeadSplit, measure_split
 from statebridge.prune.history import pruning_ratio
-from statebridge.prune.policies import Streaming
+from statebridge.prune.policies import Full, Streaming
 from statebridge.prune.policy import Policy
 from statebridge.prune.rotary import Reindex
 from statebridge.prune.session import PrunedSession
@@ -82,6 +83,7 @@ def run_arm(
     *,
     batch: int,
     seed: int = 0,
+    probe_step: int = 2,
     keep_scores: bool = False,
     progress: Progress = lambda done, of: None,
 ) -> ArmResult:
@@ -93,6 +95,8 @@ def run_arm(
         Tasks at a time.
     seed
         Of the noise; arms that are compared need the same.
+    probe_step
+        Step of the schedule at which discrepancies are read.
     keep_scores
         Keep every chunk's scores.
     progress
@@ -113,6 +117,7 @@ def run_arm(
             arm.policy,
             batch=len(part),
             reindex=arm.reindex,
+            probe_step=probe_step,
             seed=seed * 1_000 + start,
             noise_device=backbone.device,
         )
@@ -151,6 +156,18 @@ def observe(session: PrunedSession, tasks: Tasks, first: int) -> None:
     session.observe(
         tasks.frames[:, first : first + count].to(session.backbone.device), tasks.condition(first, count)
     )
+
+
+def split_heads(backbone: SmallWorld, tasks: Tasks, sink: int, window: int, share: float) -> HeadSplit:
+    """Split heads by the attention of the last chunk, which looks at the target again, in up to 8 tasks."""
+    rows = tasks.rows(slice(0, 8))
+    session = PrunedSession(backbone, Full(sink, window), batch=len(rows), noise_device=backbone.device)
+    chunk = backbone.model.config.grid.frames
+    last = rows.frames.shape[1] - chunk
+    for first in range(0, last, chunk):
+        observe(session, rows, first)
+    clean = rows.frames[:, last:].to(backbone.device)
+    return measure_split(session, clean, rows.condition(last, chunk), share)
 
 
 def streaming_at(ratio: float, chunks: int, sink: int, window: int) -> Streaming:

@@ -40,7 +40,9 @@ def save_strips(blocks: Sequence[Mapping[str, Any]], path: Path) -> None:
             picture = np.concatenate([_row(frames) for frames in block.values()])
             axis.imshow(picture, interpolation="nearest")
             side = picture.shape[0] / len(block)
-            axis.set_yticks([side * (i + 0.5) for i in range(len(block))], list(block))
+            axis.set_yticks(
+                [side * (i + 0.5) for i in range(len(block))], [name.replace(" ", "\n") for name in block]
+            )
             axis.tick_params(length=0)
             axis.set_xticks([])
             axis.spines[:].set_visible(False)
