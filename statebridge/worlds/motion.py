@@ -3,6 +3,8 @@
 A step that would bring the camera within its radius of a wall or an object does not happen; the pose stays.
 Turns are counted, so that any number of them and back is the same yaw to the bit.
 
+A session that has no scene integrates its pose from moves: how far forward, how far to the left, what turn.
+
 Knows scenes, no pixels and no model.
 """
 
@@ -66,6 +68,27 @@ def relative(poses: Tensor, start: Tensor) -> Tensor:
     x = offset[..., 0] * cos + offset[..., 1] * sin
     y = offset[..., 1] * cos - offset[..., 0] * sin
     return torch.stack([x, y, poses[..., 2] - start[:, 2, None]], dim=-1)
+
+
+def integrated(pose: Tensor, moves: Tensor) -> Tensor:
+    """Poses float64 [F, 3] after each of the moves [F, 3], which turn first and then go, from a pose [3]."""
+    x, y, yaw = pose.tolist()
+    poses = []
+    for forward, left, turn in moves.tolist():
+        yaw += turn
+        x += forward * math.cos(yaw) - left * math.sin(yaw)
+        y += forward * math.sin(yaw) + left * math.cos(yaw)
+        poses.append((x, y, yaw))
+    return torch.tensor(poses, dtype=torch.float64)
+
+
+def moves_of(poses: Tensor) -> Tensor:
+    """The moves, float64 [F, 3], between poses in a row [F + 1, 3]: what `integrated` takes."""
+    before, after = poses[:-1].double(), poses[1:].double()
+    offset, yaw = after[:, :2] - before[:, :2], after[:, 2]
+    forward = offset[:, 0] * yaw.cos() + offset[:, 1] * yaw.sin()
+    left = offset[:, 1] * yaw.cos() - offset[:, 0] * yaw.sin()
+    return torch.stack([forward, left, after[:, 2] - before[:, 2]], dim=1)
 
 
 def _free(scene: Scene, place: Tensor) -> Tensor:

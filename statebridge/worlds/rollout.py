@@ -6,7 +6,7 @@ pruning, or nothing at all. Knows the model and its history; no scenes and no se
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -83,3 +83,23 @@ def generate(
         cache = remember(write_chunk(model, clean, part, cache))
         made.append(clean)
     return Rollout(torch.cat(made, dim=1), cache)
+
+
+def reread(
+    model: WorldModel, frames: Tensor, conditioning: Conditioning, numbers: Iterable[int]
+) -> HistoryCache:
+    """A history of clean chunks read again in the order given, each seeing those before it.
+
+    Parameters
+    ----------
+    frames
+        float32 [1, n * F, 3, size, size] of n chunks.
+    numbers
+        Number of each chunk; gaps are allowed.
+    """
+    cache, F = model.empty_cache(), model.config.grid.frames
+    for index, number in enumerate(numbers):
+        part = slice(index * F, index * F + F)
+        ready = HistoryCache(cache.groups, number, float(conditioning.times[0, part.start]))
+        cache = write_chunk(model, frames[:, part], conditioning.frames(part.start, part.stop), ready)
+    return cache

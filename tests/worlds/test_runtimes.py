@@ -14,12 +14,21 @@ import torch
 from tiny_world import F, frames, tiny_model
 
 from statebridge.errors import ConfigError, StateMismatch, StoreError
-from statebridge.sessions import SessionStore
+from statebridge.sessions import SessionRuntime, SessionStore
+from statebridge.sessions.conformance import EXCURSIONS, AnotherProcess, assert_conforms
+from statebridge.sessions.fingerprint import max_difference
 from statebridge.worlds import Sampler, WorldModel
-from statebridge.worlds.motion import BACK, FORWARD, LEFT, RIGHT, STAY
-from statebridge.worlds.runtimes import BankSession, MarkovSession, WindowedSession, WorldSession, stored
+from statebridge.worlds.motion import BACK, FORWARD, LEFT, RIGHT, STAY, integrated, moves_of
+from statebridge.worlds.rollout import reread
+from statebridge.worlds.runtimes import (
+    BankSession,
+    MarkovSession,
+    WindowedSession,
+    WorldEngine,
+    WorldSession,
+    stored,
+)
 from statebridge.worlds.runtimes.markov import conditioning_of
-from statebridge.worlds.runtimes.session import integrated, moves_of, reread
 
 MODEL = tiny_model()
 MAKE: dict[str, Callable[[WorldModel], WorldSession]] = {
@@ -51,7 +60,9 @@ sys.path[:0] = sys.argv[3:]
 torch.set_num_threads(1)
 from pathlib import Path
 from test_runtimes import MAKE, onward, walked
-from statebridge.sessions import SessionStore
+from statebridge.sessions import SessionRuntime, SessionStore
+from statebridge.sessions.conformance import EXCURSIONS, AnotherProcess, assert_conforms
+from statebridge.sessions.fingerprint import max_difference
 from tiny_world import tiny_model
 store, folder = SessionStore(Path(sys.argv[2]) / "store"), Path(sys.argv[2])
 if sys.argv[1] == "leave":
@@ -206,3 +217,41 @@ def test_true_moves_replace_dead_reckoning() -> None:
     assert session.pose[0] - start[0] == pytest.approx(0.8)
     poses = torch.randn(5, 3, dtype=torch.float64)
     torch.testing.assert_close(integrated(poses[0], moves_of(poses)), poses[1:])  # float64 rounding
+
+
+def test_worlds_take_turns_on_one_device(tmp_path: Path) -> None:
+    """Memory for one session and a half: all the others go to the disk and come back, bit for bit."""
+    size = walked("bank", 5).nbytes()
+    engine = WorldEngine(MODEL, BankSession, retrieve=2)
+    run = SessionRuntime(engine, SessionStore(tmp_path), device_budget=size, host_budget=size // 2)
+    alone = {}
+    for seed in range(3):
+        begin = {"seed": seed, "frames": frames(1, 1, seed)[0], "actions": [STAY, STAY]}
+        run.new(f"world {seed}", **begin)
+        alone[seed] = engine.fresh(**begin)
+    for actions in PATH[:4]:
+        for seed in range(3):
+            run.switch(f"world {seed}")
+            assert torch.equal(run.step(actions), alone[seed].step(actions))
+    assert len(run.usage().on_disk) >= 1
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_returns_are_told_from_impostors(kind: str) -> None:
+    assert_conforms(
+        lambda: MAKE[kind](MODEL),
+        lambda session: session.load(walked(kind, 4).buffers()),
+        lambda session: onward(session, 1).numpy(),
+        max_difference,
+        other=lambda session: _elsewhere(session),
+        earlier=lambda session: session.load(walked(kind, 2).buffers()),
+        wander=lambda session: session.step([FORWARD, LEFT]),
+        excursions=[e for e in EXCURSIONS if not isinstance(e, AnotherProcess)],  # has a test of its own
+    )
+
+
+def _elsewhere(session: WorldSession) -> None:
+    session.generator.manual_seed(8)
+    session.observe(frames(1, 1, seed=9)[0], [FORWARD, LEFT])
+    for actions in PATH[2:5]:
+        session.step(actions)

@@ -18,9 +18,10 @@ from statebridge.sessions.session import BufferKind
 from statebridge.worlds.cache import HistoryCache
 from statebridge.worlds.conditioning import Conditioning
 from statebridge.worlds.model import WorldModel
+from statebridge.worlds.rollout import reread
 from statebridge.worlds.runtimes.markov import chunk_bytes, chunks_of_nothing, conditioning_of, named_chunk
 from statebridge.worlds.runtimes.overlap import view_overlap
-from statebridge.worlds.runtimes.session import Held, WorldSession, reread
+from statebridge.worlds.runtimes.session import Held, WorldSession
 from statebridge.worlds.sampler import Sampler
 
 Tensor = torch.Tensor

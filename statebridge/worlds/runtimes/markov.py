@@ -13,7 +13,8 @@ import torch
 from statebridge.sessions.session import BufferKind
 from statebridge.worlds.cache import HistoryCache
 from statebridge.worlds.conditioning import Conditioning
-from statebridge.worlds.runtimes.session import Held, WorldSession, reread
+from statebridge.worlds.rollout import reread
+from statebridge.worlds.runtimes.session import Held, WorldSession
 
 Tensor = torch.Tensor
 

@@ -10,7 +10,6 @@ Knows the model and the session interface. Sessions of one device and one number
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ from statebridge.sessions.session import Buffer, BufferKind
 from statebridge.worlds.cache import HistoryCache
 from statebridge.worlds.conditioning import Conditioning
 from statebridge.worlds.model import WorldModel
-from statebridge.worlds.motion import TURN, steps_of, turns_of
-from statebridge.worlds.sampler import Sampler, write_chunk
+from statebridge.worlds.motion import TURN, integrated, steps_of, turns_of
+from statebridge.worlds.sampler import Sampler
 
 Tensor = torch.Tensor
 
@@ -207,7 +206,7 @@ class WorldSession(ABC):
 
     def nbytes(self) -> int:
         """Bytes of all that is remembered, wherever it is."""
-        return _bytes(self.tensors.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
     def after(self, actions: Iterable[int], moves: Tensor | None = None) -> int:
         """Bytes that will be held after `step` with these arguments."""
@@ -265,48 +264,3 @@ class WorldSession(ABC):
         self.pose = conditioning.poses[0, -1].double().cpu()
         self.chunk += 1
         self.time = float(conditioning.times[0, -1]) + 1.0
-
-
-def integrated(pose: Tensor, moves: Tensor) -> Tensor:
-    """Poses float64 [F, 3] after each of the moves [F, 3], which turn first and then go, from a pose [3]."""
-    x, y, yaw = pose.tolist()
-    poses = []
-    for forward, left, turn in moves.tolist():
-        yaw += turn
-        x += forward * math.cos(yaw) - left * math.sin(yaw)
-        y += forward * math.sin(yaw) + left * math.cos(yaw)
-        poses.append((x, y, yaw))
-    return torch.tensor(poses, dtype=torch.float64)
-
-
-def moves_of(poses: Tensor) -> Tensor:
-    """The moves, float64 [F, 3], between poses in a row [F + 1, 3]: what `integrated` takes."""
-    before, after = poses[:-1].double(), poses[1:].double()
-    offset, yaw = after[:, :2] - before[:, :2], after[:, 2]
-    forward = offset[:, 0] * yaw.cos() + offset[:, 1] * yaw.sin()
-    left = offset[:, 1] * yaw.cos() - offset[:, 0] * yaw.sin()
-    return torch.stack([forward, left, after[:, 2] - before[:, 2]], dim=1)
-
-
-def reread(
-    model: WorldModel, frames: Tensor, conditioning: Conditioning, numbers: Iterable[int]
-) -> HistoryCache:
-    """A history of clean chunks read again in the order given, each seeing those before it.
-
-    Parameters
-    ----------
-    frames
-        float32 [1, n * F, 3, size, size] of n chunks.
-    numbers
-        Number of each chunk; gaps are allowed.
-    """
-    cache, F = model.empty_cache(), model.config.grid.frames
-    for index, number in enumerate(numbers):
-        part = slice(index * F, index * F + F)
-        ready = HistoryCache(cache.groups, number, float(conditioning.times[0, part.start]))
-        cache = write_chunk(model, frames[:, part], conditioning.frames(part.start, part.stop), ready)
-    return cache
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -21,9 +21,9 @@ from statebridge.sessions.session import Buffer, BufferKind
 from statebridge.worlds.cache import HistoryCache, Slots
 from statebridge.worlds.conditioning import Conditioning
 from statebridge.worlds.model import WorldModel
-from statebridge.worlds.rollout import last_chunks
+from statebridge.worlds.rollout import last_chunks, reread
 from statebridge.worlds.runtimes.markov import chunk_bytes, chunks_of_nothing, conditioning_of, named_chunk
-from statebridge.worlds.runtimes.session import Held, WorldSession, reread
+from statebridge.worlds.runtimes.session import Held, WorldSession
 from statebridge.worlds.sampler import Sampler, write_chunk
 
 Tensor = torch.Tensor
