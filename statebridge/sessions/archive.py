@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from statebridge.errors import StoreError
+from statebridge.sessions.content import ref_of
 from statebridge.sessions.manifest import MAX_MANIFEST_BYTES, BlobRef, Manifest, checked_id
 from statebridge.sessions.session import Bytes
 
@@ -28,7 +29,7 @@ def write_archive(target: Path, members: Iterable[tuple[str, bytes]]) -> None:
             archive.addfile(member, io.BytesIO(content))
 
 
-def read_archive(source: Path, keep: Callable[[Sequence[Bytes]], BlobRef]) -> tuple[str, Manifest]:
+def read_archive(source: Path, keep: Callable[[Sequence[Bytes], BlobRef], None]) -> tuple[str, Manifest]:
     """Read an archive; give the content of each blob to `keep`, one in memory at a time.
 
     Parameters
@@ -36,7 +37,7 @@ def read_archive(source: Path, keep: Callable[[Sequence[Bytes]], BlobRef]) -> tu
     source
         The file.
     keep
-        Stores a blob, given in pieces, and gives its name.
+        Stores a blob, given in pieces, under its name.
 
     Returns
     -------
@@ -56,8 +57,10 @@ def read_archive(source: Path, keep: Callable[[Sequence[Bytes]], BlobRef]) -> tu
             manifest = Manifest.decode(identifier, content)
             for ref in dict.fromkeys(manifest.blobs):
                 name, content = _next(archive, min(total, ref.nbytes))
-                if name != ref.digest or keep([np.frombuffer(content, np.uint8)]) != ref:
+                pieces = [np.frombuffer(content, np.uint8)]
+                if name != ref.digest or ref_of(pieces) != ref:
                     raise ValueError(f"blob {ref.digest[:12]} is missing or was changed")
+                keep(pieces, ref)
             if archive.next() is not None:
                 raise ValueError("it holds more than one checkpoint")
             return identifier, manifest

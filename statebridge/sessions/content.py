@@ -26,21 +26,16 @@ class Content:
         self.files = files
         self._sound: dict[str, tuple[int, int, int]] = {}
 
-    def keep(self, pieces: Sequence[Bytes], fresh: set[str]) -> BlobRef:
+    def keep(self, pieces: Sequence[Bytes], ref: BlobRef, fresh: set[str]) -> None:
         """Store a blob unless it is there and sound; note it in `fresh` if `commit` must make it durable."""
-        sha = hashlib.sha256()
-        for piece in pieces:
-            sha.update(piece.data)
-        ref = BlobRef(sha.hexdigest(), sum(piece.nbytes for piece in pieces))
         path = f"{BLOBS}/{ref.digest}"
         found = self.files.stat(path)
         if found is not None and self._sound.get(ref.digest) == _which(found):
-            return ref
+            return
         # what another process has written may be neither whole nor durable yet
         fresh.add(ref.digest)
         if self.fault(ref):
             self.files.put(path, pieces)
-        return ref
 
     def commit(self, manifest: Manifest, fresh: Iterable[str] = ()) -> str:
         """Make a checkpoint durable: the names of its fresh blobs, the manifest, its name."""
@@ -108,6 +103,14 @@ class Content:
         except (OSError, StoreError) as error:  # an unreadable sector, a link in place of a file
             return f"blob {ref.digest[:12]} cannot be read ({error})"
         return "" if sha.hexdigest() == ref.digest else f"blob {ref.digest[:12]} does not match its digest"
+
+
+def ref_of(pieces: Sequence[Bytes]) -> BlobRef:
+    """Name and size of a blob, given in pieces; other threads run meanwhile."""
+    sha = hashlib.sha256()
+    for piece in pieces:
+        sha.update(piece.data)
+    return BlobRef(sha.hexdigest(), sum(piece.nbytes for piece in pieces))
 
 
 def unknown(identifier: str) -> StoreError:

@@ -178,14 +178,27 @@ class SessionRuntime:
 
     def switch(self, id: str | None) -> None:
         """Make another session the active one; None to have none on the device."""
-        record = None if id is None else self._tiers.find(id)
         self._tiers.expire()
-        self._tiers.activate(record)
+        self._tiers.activate(None if id is None else self._tiers.find(id))
 
-    def fork(self, id: str | None, child: str) -> None:
-        """Begin a session that is equal to another one, and goes its own way; it rests until it is switched to."""
-        tiers, parent, record = self._tiers, self._tiers.find(id), self._tiers.new_record(child)
+    def fork(self, id: str | None, child: str, *, relevance: float = 0.0, switch: bool = False) -> None:
+        """Begin a session that is equal to another one, and goes its own way.
+
+        Parameters
+        ----------
+        id
+            The parent; None for the active session.
+        child
+            Name of the new session.
+        relevance
+            Its mark from the beginning, so that no better session has to make room for it.
+        switch
+            Make it the active one at once; else it rests until it is switched to, and needs room to rest.
+        """
+        tiers = self._tiers
         tiers.expire()
+        parent, record = tiers.find(id), tiers.new_record(child)
+        record.relevance = relevance
         parent.kept = record.kept = parent.checkpoint  # the child's line goes through it
         if parent.session is None:
             assert self.store is not None
@@ -197,6 +210,10 @@ class SessionRuntime:
             session.load(parent.session.buffers())
             tiers.admit(session)
             record.session = session
+        tiers.used(parent)
+        if switch:
+            tiers.activate(record)
+            return
         tiers.used(record)
         if record.session is not None and not tiers.make_room(record):
             tiers.evict(record)

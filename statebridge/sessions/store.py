@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import secrets
@@ -28,7 +29,7 @@ from pathlib import Path
 from statebridge.errors import StoreError
 from statebridge.sessions.archive import read_archive, write_archive
 from statebridge.sessions.chunks import pack, unpack
-from statebridge.sessions.content import CHECKPOINTS, Content, unknown
+from statebridge.sessions.content import CHECKPOINTS, Content, ref_of, unknown
 from statebridge.sessions.files import Files
 from statebridge.sessions.folder import SEGMENT, STORE, create_store, explained, read_segment
 from statebridge.sessions.index import Checkpoint, Index
@@ -109,7 +110,8 @@ class SessionStore:
             if parent is not None:
                 self._content.raw_manifest(parent)  # damaged or not: this session is sound
             fresh: set[str] = set()
-            blobs, entries = pack(buffers, self.segment, lambda blob: self._content.keep(blob, fresh))
+            keep = functools.partial(self._content.keep, fresh=fresh)
+            blobs, entries = pack(buffers, self.segment, ref_of, keep)
             manifest = Manifest(parent, time.time(), label, secrets.token_hex(8), blobs, entries)
             return self._content.commit(manifest, fresh)
 
@@ -222,6 +224,7 @@ class SessionStore:
         """Take a checkpoint from an archive; it keeps its id, and its parent need not be here."""
         with explained(self.path, "import a checkpoint"), self._lock.held(alone=False):
             fresh: set[str] = set()
-            identifier, manifest = read_archive(Path(source), lambda blob: self._content.keep(blob, fresh))
+            keep = functools.partial(self._content.keep, fresh=fresh)
+            identifier, manifest = read_archive(Path(source), keep)
             self._content.commit(manifest, fresh)
             return identifier

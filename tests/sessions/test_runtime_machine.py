@@ -82,10 +82,10 @@ class RuntimeMachine(RuleBasedStateMachine):
     def rest(self) -> None:
         self.tried(lambda: self.run.switch(None))
 
-    @rule(parent=NAMES, child=NAMES)
-    def fork(self, parent: str, child: str) -> None:
+    @rule(parent=NAMES, child=NAMES, switch=st.booleans())
+    def fork(self, parent: str, child: str, switch: bool) -> None:
         possible = parent in self.twins and child not in self.twins
-        if possible and self.tried(lambda: self.run.fork(parent, child)):
+        if possible and self.tried(lambda: self.run.fork(parent, child, switch=switch)):
             self.twins[child] = self.twins[parent].copy()
 
     @rule(name=NAMES)
