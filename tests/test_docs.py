@@ -12,7 +12,9 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["README.md", "docs/tutorial.md", "docs/sessions.md", "docs/fingerprint.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/tutorial.md", "docs/sessions.md", "docs/fingerprint.md", "docs/worlds.md"]
+)
 def test_blocks_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one page share their names, in order."""
     monkeypatch.chdir(ROOT)

@@ -7,7 +7,7 @@ bf16 compute and float32 weights on a GPU, an average of the weights for shippin
 a function of the seed and the step's number. The number of steps is fixed once: given, or measured from the first
 steps and the minutes that the run may take. The state on disk holds weights, average, optimisers and step.
 
-    python -m experiments.small_world.train --folder runs/world --minutes 16 --seconds 560   (again until done)
+    python -m experiments.small_world.train --folder runs/world --minutes 14 --seconds 520   (again until done)
 """
 
 from __future__ import annotations
@@ -221,6 +221,8 @@ def main() -> None:
     run.resume()
     run.steps = run.steps or options.steps
     run.train(options.seconds, options.minutes)
+    done = 0 < run.steps <= run.step
+    print("done" if done else f"step {run.step} of {run.steps}: call again to go on")
 
 
 if __name__ == "__main__":
