@@ -13,7 +13,15 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/tutorial.md", "docs/sessions.md", "docs/fingerprint.md", "docs/worlds.md"]
+    "name",
+    [
+        "README.md",
+        "docs/tutorial.md",
+        "docs/sessions.md",
+        "docs/fingerprint.md",
+        "docs/worlds.md",
+        "docs/pruning.md",
+    ],
 )
 def test_blocks_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one page share their names, in order."""
