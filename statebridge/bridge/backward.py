@@ -1,30 +1,25 @@
 """Choose, once, how gradients pass through the receiver.
 
 Where fla is installed, transformers runs its kernels, and their backward pass raises on some GPUs (fla 0.6.0 on
-Hopper with Triton 3.4 to 3.7.0) while the forward pass is fine. In transformers' model files every such kernel
-stands in for a torch function that it keeps as `__wrapped__`; putting that function back for a while gives the
-same gradients, slower. A backward pass over a handful of tokens decides before any training. Knows models,
-no losses.
+Hopper with Triton 3.4 to 3.7.0) while the forward pass is fine. Putting the torch functions behind the kernels
+back for a while gives the same gradients, slower. A backward pass over a handful of tokens decides before any
+training. Knows models, no losses.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from statebridge.capture import continue_from, prefill
+from statebridge.capture.kernels import reference_kernels
 from statebridge.errors import FitError
 
 log = logging.getLogger(__name__)
-#: Parts of the names of functions that transformers may replace by a kernel of fla or causal-conv1d.
-_KERNELS = ("delta_rule", "causal_conv1d")
 
 
 @dataclass(frozen=True)
@@ -45,25 +40,6 @@ class BackwardPath:
     def over(self, model: Any) -> contextlib.AbstractContextManager[None]:
         """Run `model` on this path inside the `with` block; others in the same process too."""
         return reference_kernels(model) if self.name == "reference" else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def reference_kernels(model: Any) -> Iterator[None]:
-    """Put the torch functions in the place of kernels in the files that `model`'s classes come from."""
-    files = {type(module).__module__: sys.modules[type(module).__module__] for module in model.modules()}
-    replaced = [
-        (file, name, function)
-        for file in files.values()
-        for name, function in vars(file).items()
-        if any(part in name for part in _KERNELS) and hasattr(function, "__wrapped__")
-    ]
-    try:
-        for file, name, function in replaced:
-            setattr(file, name, inspect.unwrap(function))
-        yield
-    finally:
-        for file, name, function in replaced:
-            setattr(file, name, function)
 
 
 def choose_backward(model: Any, ids: torch.Tensor) -> BackwardPath:

@@ -14,7 +14,7 @@ import fcntl
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from statebridge.bridge.pair import ModelPair, tokenizer_digest
 from statebridge.bridge.paired import SPLITS, PairedStates, Split
 from statebridge.capture import prefill
 from statebridge.errors import ConfigError, FitError
-from statebridge.state import ModelIdentity
+from statebridge.state import HybridState, ModelIdentity
 from statebridge.state.file import atomic_file
 
 Progress = Callable[[str, int, int], None]
@@ -96,11 +96,8 @@ def _read(
     saved = time.monotonic()
     for split, start, batch in jobs[states.done :]:
         ids = torch.stack([window.ids for window in batch])
-        for number, length in enumerate(checkpoints):
-            with torch.inference_mode():
-                source, receiver = (
-                    prefill(model, ids[:, :length]).state() for model in (pair.source, pair.receiver)
-                )
+        for number, (source, receiver) in enumerate(_paired(pair, ids, checkpoints)):
+            length = checkpoints[number]
             rows = slice(
                 start * len(checkpoints) + number, (start + len(batch)) * len(checkpoints), len(checkpoints)
             )
@@ -116,6 +113,18 @@ def _read(
             saved = time.monotonic()
         progress("collect", done, total)
     states.save(rank)
+
+
+def _paired(
+    pair: ModelPair, ids: torch.Tensor, lengths: Sequence[int]
+) -> Iterator[tuple[HybridState, HybridState]]:
+    """States of both models after each length of `ids` [B, T], each by its own prefill."""
+    # a pair that takes turns changes once for all lengths and holds the states of all of them; others hold one
+    for group in [lengths] if pair.takes_turns else [[length] for length in lengths]:
+        with torch.inference_mode():
+            source = [prefill(pair.source, ids[:, :length]).state() for length in group]
+            receiver = [prefill(pair.receiver, ids[:, :length]).state() for length in group]
+        yield from zip(source, receiver, strict=True)
 
 
 def fitting_device(pair: ModelPair) -> torch.device:

@@ -20,9 +20,10 @@ class DocumentsConfig:
     ----------
     source
         A text, .jsonl, .json or .parquet file, a folder of such files, or the name of a dataset on the hub,
-        which is streamed; or "installed" for prose that comes with Python, in pieces, for trials.
+        which is streamed; or, for trials, "installed:20000" for pieces of 20,000 characters of prose that comes
+        with Python, as many as are wanted.
     name, split, revision
-        Config name, split and revision of a hub dataset; `name` is the characters per piece of "installed".
+        Config name, split and revision of a hub dataset.
     text_field, id_field
         Columns of the text and of the identifier; without an identifier, the file name and row number.
     window

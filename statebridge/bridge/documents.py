@@ -21,7 +21,8 @@ from statebridge.errors import DocumentError
 
 _BUILDERS = {".txt": "text", ".md": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 _CHARACTERS_PER_TOKEN = 16  # more than a byte-level BPE makes of prose
-#: Source of documents that needs no file and no network: prose that comes with Python, in endless pieces.
+#: Source of documents that needs no file and no network: prose that comes with Python, in endless pieces of as many
+#: characters as stand after a colon ("installed:20000").
 INSTALLED = "installed"
 
 
@@ -51,8 +52,11 @@ def load_documents(config: DocumentsConfig) -> Iterator[Document]:
     """
     import datasets
 
-    if config.source == INSTALLED:
-        yield from _installed(int(config.name or 4096))
+    kind, _, characters = config.source.partition(":")
+    if kind == INSTALLED:
+        if not (characters or "1").isdecimal():
+            raise DocumentError(f"{config.source} is no number of characters; write, say, {INSTALLED}:20000.")
+        yield from _installed(int(characters or 16_384))
         return
     path = Path(config.source)
     options: dict[str, Any] = {"split": "train", "streaming": True}

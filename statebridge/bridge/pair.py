@@ -96,6 +96,11 @@ class ModelPair:
         """Identity of the receiver."""
         return identity_of(self.receiver)
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether only one of the models is on its device at a time."""
+        return False
+
     def handoff(
         self,
         prompt: Prompt,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 
+from statebridge.capture.kernels import reference_kernels
 from statebridge.capture.model import cache_keyword, cache_of
 from statebridge.capture.walker import layer_parts, new_cache
 from statebridge.errors import ConfigError, UnsupportedModel
@@ -44,8 +45,8 @@ class ModelSize:
         Bytes of K and V per token.
     fixed_bytes
         Bytes of R and C.
-    recurrent_values
-        Numbers in all R matrices.
+    recurrent_values, recurrent_layers
+        Numbers in all R matrices, and layers that have one.
     vocab
         Width of the logits.
     logit_bytes
@@ -57,6 +58,7 @@ class ModelSize:
     token_bytes: int
     fixed_bytes: int
     recurrent_values: int
+    recurrent_layers: int
     vocab: int
     logit_bytes: int
 
@@ -100,14 +102,17 @@ def size_of(name: str, dtype: str = "bfloat16", revision: str | None = None) -> 
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=chosen).eval()
     cache = new_cache(model)
     token = torch.zeros(1, 1, dtype=torch.int64, device="meta")
-    with torch.no_grad():
+    # kernels cannot run where there are no values
+    with torch.no_grad(), reference_kernels(model):
         output = model(
             input_ids=token, position_ids=token.clone(), use_cache=True, **{cache_keyword(model): cache}
         )
     sizes = {"K": 0, "R": 0, "C": 0}
-    values = 0
+    values = recurrent = 0
     for layer in cache_of(output).layers:
-        for field, tensor in layer_parts(layer).items():
+        parts = layer_parts(layer)
+        recurrent += "recurrent_state" in parts
+        for field, tensor in parts.items():
             sizes[FIELDS[field]] += tensor.numel() * tensor.element_size()
             values += tensor.numel() if FIELDS[field] == "R" else 0
     parameters = list(model.parameters())
@@ -117,6 +122,7 @@ def size_of(name: str, dtype: str = "bfloat16", revision: str | None = None) -> 
         token_bytes=sizes["K"],
         fixed_bytes=sizes["R"] + sizes["C"],
         recurrent_values=values,
+        recurrent_layers=recurrent,
         vocab=int(output.logits.shape[-1]),
         logit_bytes=output.logits.element_size(),
     )

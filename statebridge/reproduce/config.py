@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict
 
@@ -188,6 +188,8 @@ class SuiteConfig:
 
     def __post_init__(self) -> None:
         """Refuse stages that contradict each other."""
+        if self.models.load == "sequential":
+            self._require_turns()
         for name in ("e001", "selection", "e002"):
             if getattr(self, name).branches:
                 raise ConfigError(f"{name}.branches: the suite has one branch, behind e002; set `long`.")
@@ -200,6 +202,23 @@ class SuiteConfig:
             )
         if clash := sorted(set(self.shifted) & {"fit", "selection", "e001", "e002", "long"}):
             raise ConfigError(f"shifted: {clash[0]!r} is the name of another set; choose another.")
+
+    def _require_turns(self) -> None:
+        """Refuse what needs both models at once."""
+        wrong = [
+            f"{name}.{part}"
+            for name in ("e001", "selection", "e002")
+            for part, asked in (
+                ("recall", getattr(self, name).recall.items_per_depth),
+                ("generation", getattr(self, name).generation.documents),
+            )
+            if asked
+        ]
+        wrong += ["calibrate.states recompute"] if self.calibrate.states == "recompute" else []
+        if wrong:
+            raise ConfigError(
+                f"{', '.join(wrong)}: needs both models on their devices; leave it out, or load them together."
+            )
 
     def sets(self) -> dict[str, SetRequest]:
         """Name -> what is drawn for it, in the order of drawing."""
@@ -266,12 +285,15 @@ def with_sources(config: SuiteConfig, sources: dict[str, str]) -> SuiteConfig:
             raise ConfigError(
                 f"--documents {name}={source}: there is no set {name!r}; sets are {', '.join(config.sets())}."
             )
+        old: Any = config.shifted[name] if name in config.shifted else getattr(config, name)
+        # what named a dataset of the hub does not belong to the new source
+        documents = dataclasses.replace(
+            old.documents, source=source, name=None, split="train", revision=None, id_field=None
+        )
+        moved = dataclasses.replace(old, documents=documents)
         if name in config.shifted:
-            old = config.shifted[name]
-            moved = dataclasses.replace(old, documents=dataclasses.replace(old.documents, source=source))
             config = dataclasses.replace(config, shifted={**config.shifted, name: moved})
         else:
-            stage = getattr(config, name)
-            moved = dataclasses.replace(stage, documents=dataclasses.replace(stage.documents, source=source))
-            config = dataclasses.replace(config, **{name: moved})
+            changes: dict[str, Any] = {name: moved}
+            config = dataclasses.replace(config, **changes)
     return config

@@ -1,50 +1,13 @@
-"""The pair of a run: loaded by pinned revisions, built with random weights, or taking turns on one device.
-
-    together     both models on their devices
-    sequential   both on the host, one at a time on the device: whichever is asked for goes there, the other leaves
-
-What is held under "sequential": both models in host memory, the larger one of them on the device.
-"""
+"""The pair of a run: loaded by pinned revisions or built with random weights, held together or taking turns."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
 from statebridge.bridge import ModelPair
+from statebridge.bridge.turns import TurnPair
 from statebridge.capture.load import load_tokenizer
 from statebridge.capture.shapes import random_model
 from statebridge.errors import ConfigError, UnsupportedModel
 from statebridge.reproduce.config import ModelsConfig
-
-
-class TurnPair(ModelPair):
-    """Source and receiver that take turns on one device.
-
-    The one that is asked for, as `pair.source` or `pair.receiver`, moves to the device; the other goes to the host.
-    """
-
-    device: torch.device
-
-    @classmethod
-    def of(cls, pair: ModelPair, device: str) -> TurnPair:
-        """The same models, which both lie on the host now, taking turns on `device`."""
-        turns = cls(pair.source, pair.receiver, pair.tokenizer)
-        object.__setattr__(turns, "device", torch.device(device))
-        return turns
-
-    def __getattribute__(self, name: str) -> Any:
-        """Attributes as they are; a model moves to the device first."""
-        found = super().__getattribute__(name)
-        if name in ("source", "receiver"):
-            values = super().__getattribute__("__dict__")
-            device = values.get("device")
-            other = values["receiver" if name == "source" else "source"]
-            if device is not None and found.device != device:
-                other.to("cpu")
-                found.to(device)
-        return found
 
 
 def open_pair(config: ModelsConfig, device: str, receiver_device: str | None = None) -> ModelPair:

@@ -138,14 +138,18 @@ def _fit(config: SuiteConfig, sizes: Sizes) -> Expected:
     longest = max(fit.checkpoints)
     states = sizes.source.state_bytes(longest) + sizes.receiver.state_bytes(longest)
     matrices = sizes.source.recurrent_values + sizes.receiver.recurrent_values
+    on_disk = 4 * documents * len(fit.checkpoints) * matrices
+    # the solving holds the R matrices of one layer at a time, and at most as much again beside them
+    solving = 2 * on_disk // max(sizes.receiver.recurrent_layers, 1)
+    group = 1 if sizes.together else len(fit.checkpoints)  # models that take turns read all lengths at once
     return Expected(
         documents,
         passes,
         tokens,
         passes,
         tokens,
-        device_bytes=sizes.weights + 2 * fit.batch_size * states,
-        disk_bytes=4 * documents * len(fit.checkpoints) * matrices,
+        device_bytes=sizes.weights + max((1 + group) * fit.batch_size * states, solving),
+        disk_bytes=on_disk,
     )
 
 

@@ -77,6 +77,7 @@ def test_the_plan_is_a_table(tmp_path: Path) -> None:
     assert "selection" not in result.stdout
 
 
+@pytest.mark.slow
 def test_random_weights_take_the_shape_alone(tmp_path: Path) -> None:
     """The shipped pair's shapes with random weights, experiment 1: nothing of the checkpoints is used."""
     out = tmp_path / "run"

@@ -13,8 +13,8 @@ from statebridge.evaluate.config import EvaluateConfig, GateConfig, published_ga
 from statebridge.reproduce import SuiteConfig, reproduce
 from statebridge.reproduce.config import LongConfig, ModelsConfig, RestoreConfig, ShiftedConfig
 
-PROSE = DocumentsConfig(source="installed", name="200")
-LENGTHS = {"documents": PROSE, "count": 3, "prefix": 32, "targets": 6, "batch_size": 3, "resamples": 50}
+PROSE = DocumentsConfig(source="installed:200")
+LENGTHS = {"documents": PROSE, "count": 4, "prefix": 32, "targets": 6, "batch_size": 2, "resamples": 50}
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from statebridge.reproduce import SuiteConfig, with_sources
 from statebridge.reproduce.config import SetRequest
 from statebridge.reproduce.documents import draw, require_disjoint, store, stored
 
-PROSE = DocumentsConfig(source="installed", name="200")
+PROSE = DocumentsConfig(source="installed:200")
 
 
 def request(count: int, length: int = 50, skip: int = 0, source: DocumentsConfig = PROSE) -> SetRequest:
@@ -79,9 +79,9 @@ def test_sources_are_replaced_by_the_name_of_the_set(config: SuiteConfig) -> Non
     other = with_sources(config, {"e002": "books", "further": "more", "long": "longer"})
     sources = {name: found.documents.source for name, found in other.sets().items()}
     assert sources == {
-        "fit": "installed",
-        "selection": "installed",
-        "e001": "installed",
+        "fit": "installed:200",
+        "selection": "installed:200",
+        "e001": "installed:200",
         "e002": "books",
         "long": "longer",
         "further": "more",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any
 
 import pytest
 import tiny_pair
@@ -44,6 +46,23 @@ def test_a_size_is_that_of_a_real_state(config: SuiteConfig) -> None:
     assert size.parameters == sum(p.numel() for p in model.parameters())
 
 
+def test_a_size_needs_no_kernel(config: SuiteConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where fla is installed, its kernels stand before the torch functions, and cannot run without values."""
+    from transformers.models.qwen3_5 import modeling_qwen3_5 as file
+
+    def kernel(function: Any) -> Any:
+        @functools.wraps(function)
+        def refuse(*args: object, **kwargs: object) -> None:
+            raise AssertionError("a kernel was run on the meta device")
+
+        return refuse
+
+    before = size_of(config.models.source, "float32")
+    for name in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", "causal_conv1d_fn"):
+        monkeypatch.setattr(file, name, kernel(getattr(file, name)))
+    assert size_of(config.models.source, "float32") == before
+
+
 def test_random_weights_have_the_shape_and_not_the_values(config: SuiteConfig) -> None:
     model = random_model(config.models.receiver, "float32", "cpu", seed=3)
     again = random_model(config.models.receiver, "float32", "cpu", seed=3)
@@ -69,18 +88,27 @@ def test_a_dry_run_is_a_count_by_hand(config: SuiteConfig) -> None:
     plan = dry_run(dataclasses.replace(config, throughput=throughput), "all")
     found = {name: dataclasses.astuple(stage)[:6] for name, stage in plan.stages.items()}
     # documents, source passes and tokens, receiver passes and tokens, tokens with gradients
-    assert found["documents"] == (10 + 3 + 3 + 3 + 2 + 2, 0, 0, 0, 0, 0)
+    assert found["documents"] == (10 + 4 + 4 + 4 + 2 + 2, 0, 0, 0, 0, 0)
     # 2 contexts at 2 lengths, each read once and continued twice by 8 tokens
     assert found["restore"] == (2, 12, 2 * (8 + 16 + 4 * 8), 12, 2 * (8 + 16 + 4 * 8), 0)
     # 10 documents in 1 + 2 batches at 16 and 32 tokens
     assert found["fit"] == (10, 6, 10 * 48, 6, 10 * 48, 0)
-    # one batch of 3: source 32 + 6; receiver 32 + 6, then 8 plans and restore, empty, kv only, wrong donor of 6 each
-    assert found["e001"] == (3, 2, 3 * 38, 2 + 12 + 1, 3 * (38 + 12 * 6), 0)
-    assert found["selection"] == (3, 1, 3 * 32, 2 + 8, 3 * (38 + 8 * 6), 0)
-    # 6 + 3 documents; 4 steps of 3 documents at 3 positions, judged 1 + 2 times and in 5 variants on 3 documents
-    assert found["calibrate"] == (9, 3, 9 * 32, 6 + 8 + 4, 9 * 35 + 8 * 3 * 3, 4 * 3 * 3)
+    # two batches of 2: source 32 + 6; receiver 32 + 6, then 8 plans, restore, empty (in two passes), kv only and
+    # wrong donor of 6 tokens each
+    assert found["e001"] == (4, 2 * 2, 4 * 38, 2 * (2 + 12 + 1), 4 * (38 + 12 * 6), 0)
+    assert found["selection"] == (4, 2, 4 * 32, 2 * (2 + 8), 4 * (38 + 8 * 6), 0)
+    # 6 + 4 documents by threes; 4 steps of 3 documents at 3 positions, judged 1 + 2 times and in 5 variants
+    judged = 8
+    assert found["calibrate"] == (
+        10,
+        4,
+        10 * 32,
+        2 * 4 + judged * 2 + 4,
+        10 * 35 + judged * 4 * 3,
+        4 * 3 * 3,
+    )
     # as e001, and: calibrated, the plan's wrong donor, W = 4 read alone and after a hand-over, residuals
-    e002 = (3, 2 + 1 + 1, 3 * (38 + 28 + 32), 2 + 14 + 1 + 4, 3 * (38 + 14 * 6 + 2 * 10), 0)
+    e002 = (4, 2 * 3 + 2, 4 * (38 + 28 + 32), 2 * (2 + 14 + 1 + 4), 4 * (38 + 14 * 6 + 2 * 10), 0)
     assert found["e002"] == e002
     whole = plan.whole
     assert whole.source_tokens == sum(row[2] for row in found.values())
@@ -88,13 +116,13 @@ def test_a_dry_run_is_a_count_by_hand(config: SuiteConfig) -> None:
     # R of both models, float32, of 10 documents at 2 lengths: 3 layers of 4 heads of 12 by 8
     assert plan.stages["fit"].disk_bytes == 4 * 20 * 2 * 3 * 4 * 12 * 8
     state = plan.sizes.receiver.state_bytes(32)
-    assert plan.stages["calibrate"].disk_bytes == 9 * (state + 3 * 260 * 4)
+    assert plan.stages["calibrate"].disk_bytes == 10 * (state + 3 * 260 * 4)
     weights = plan.sizes.source.weight_bytes + plan.sizes.receiver.weight_bytes
     assert plan.stages["restore"].device_bytes == weights + 3 * plan.sizes.source.state_bytes(16)
     fit = plan.stages["fit"].seconds(plan.config)
     assert fit == pytest.approx(480 / 100 + 480 / 50 + 12 * 0.5)
     calibrate = plan.stages["calibrate"].seconds(plan.config)
-    assert calibrate == pytest.approx(288 / 100 + (315 + 72 + 3 * 36) / 50 + 21 * 0.5)
+    assert calibrate == pytest.approx(320 / 100 + (350 + 96 + 3 * 36) / 50 + 32 * 0.5)
 
 
 def test_one_model_at_a_time_holds_the_larger_one(config: SuiteConfig) -> None:

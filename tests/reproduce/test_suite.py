@@ -70,6 +70,7 @@ def test_a_finished_run_opens_no_model_and_repeats_no_stage(config: SuiteConfig,
     assert verify_suite(finished) == []
 
 
+@pytest.mark.slow
 def test_killed_at_every_stage_it_gives_the_same_figures(
     config: SuiteConfig, opened: Opened, finished: Path, tmp_path: Path
 ) -> None:
