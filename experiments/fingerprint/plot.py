@@ -58,8 +58,8 @@ def _by_length(axis: Any, language: dict[str, Any]) -> None:
     """Divergence without each component, at every length, in the mode that hurts least."""
     lengths = [str(n) for n in language["lengths"]]
     findings = [
-        *_findings(language["source: component, KL"], "key", "value", "recurrent_state", "conv_state"),
-        *_findings(language["source: memory, KL"], "attention", "recurrent", "position", "pad_mask"),
+        *_findings(language["component, KL"], "key", "value", "recurrent_state", "conv_state"),
+        *_findings(language["memory, KL"], "attention", "recurrent", "position", "pad_mask"),
     ]
     shades = (MUTED, VIOLET, INK)
     for row, finding in enumerate(findings):
@@ -80,7 +80,7 @@ def _by_length(axis: Any, language: dict[str, Any]) -> None:
 def _by_layer(axis: Any, language: dict[str, Any]) -> None:
     """Divergence with one layer's memory replaced, at the longest prefix."""
     longest = str(language["lengths"][-1])
-    every = language["source: layer, KL"]["findings"]
+    every = language["layer, KL"]["findings"]
     findings = sorted((f for f in every if f["name"].startswith("layers.")), key=lambda f: f["name"])
     _modes(axis, findings, longest)
     kinds = {"attention": "attention", "recurrent": "R, C"}
@@ -92,7 +92,7 @@ def _by_layer(axis: Any, language: dict[str, Any]) -> None:
 def _bytes(axis: Any, language: dict[str, Any]) -> None:
     """Bytes of each component of one row against length."""
     lengths = language["lengths"]
-    found = language["source: component, KL"]["findings"]
+    found = language["component, KL"]["findings"]
     groups = {
         "K (grows)": (GOOD, ("key", "value")),
         "R (flat)": (INK, ("recurrent_state",)),

@@ -2,7 +2,7 @@
 
     python -m experiments.fingerprint.run planted
     python -m experiments.fingerprint.run video
-    python -m experiments.fingerprint.run language --books FOLDER --source FOLDER --receiver FOLDER
+    python -m experiments.fingerprint.run language --books FOLDER --model FOLDER --name source
     python -m experiments.fingerprint.run conformance --books FOLDER --source FOLDER --receiver FOLDER --bridge FOLDER
 
 Each part writes `results/<part>.json`; `plot.py` draws them.
@@ -43,30 +43,32 @@ def by_memory(spec: BufferSpec) -> str:
 
 @app.command()
 def language(
-    books: Books, source: Model, receiver: Model, lengths: str = "64,512,4096", out: Path = RESULTS
+    books: Books,
+    model: Model,
+    name: Annotated[str, typer.Option(help="As the result is called.")],
+    lengths: str = "64,512,4096",
+    out: Path = RESULTS,
 ) -> None:
-    """What source and receiver need: all distances by component, by layer, by kind of memory, and with re-reading."""
-    from experiments.fingerprint.chat import model_of
+    """What a language model needs: by component, by layer, by kind of memory, and when it may read again."""
     from statebridge.sessions.fingerprint.model import by_component, by_layer, fingerprint_model
 
     tokens = [int(length) for length in lengths.split(",")]
-    windows = _windows(books, source, max(tokens) + AFTER)
+    loaded, tokenizer = load_model(model, dtype=torch.float32)
+    windows = _windows(books, tokenizer, max(tokens) + AFTER)
     result: dict[str, Any] = {"lengths": tokens, "next_tokens": AFTER}
-    for name, folder in (("source", source), ("receiver", receiver)):
-        runs: dict[str, dict[str, Any]] = {
-            "component, logits": {"distance": max_difference, "eps": 1e-3, "group": by_component},
-            "component, KL": {"group": by_component},
-            "memory, KL": {"group": by_memory},
-        }
-        if name == "source":
-            runs["layer, KL"] = {"group": by_layer}
-            runs["component, reading again, KL"] = {"group": by_component, "derive": True}
-        for what, options in runs.items():
-            begun = time.perf_counter()
-            found = fingerprint_model(model_of(folder), windows, tokens, **options)
-            _say(f"{name}: {what}", found, begun)
-            result[f"{name}: {what}"] = found.to_json()
-    _write(out, "language", result)
+    runs: dict[str, dict[str, Any]] = {
+        "component, logits": {"distance": max_difference, "eps": 1e-3, "group": by_component},
+        "component, KL": {"group": by_component},
+        "memory, KL": {"group": by_memory},
+        "layer, KL": {"group": by_layer},
+        "component, reading again, KL": {"group": by_component, "derive": True},
+    }
+    for what, options in runs.items():
+        begun = time.perf_counter()
+        found = fingerprint_model(loaded, windows, tokens, **options)
+        _say(f"{name}: {what}", found, begun)
+        result[what] = found.to_json()
+    _write(out, f"language_{name}", result)
 
 
 @app.command()
@@ -129,9 +131,8 @@ def conformance(
     _write(out, "conformance", result)
 
 
-def _windows(books: Path, source: str, length: int) -> torch.Tensor:
+def _windows(books: Path, tokenizer: Any, length: int) -> torch.Tensor:
     """Four books' tokens [4, length], a seeded window of each."""
-    tokenizer = load_model(source)[1]
     config = DocumentsConfig(source=str(books), window="random")
     windows = token_windows(load_documents(config), tokenizer, length, 4, config.window)
     return torch.stack([window.ids for window in windows])
