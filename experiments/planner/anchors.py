@@ -46,7 +46,7 @@ def keep_anchors(
     run = SessionRuntime(
         model,
         None,
-        1 << 40,
+        size,
         (len(texts) + spare) * size,
         policy(),
         may_lose=True,

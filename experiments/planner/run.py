@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -45,12 +46,14 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "size-aware": GreedyDualSize,
     "TTL": lambda: TTL(60),
     "relevance": Relevance,
-    "pinned": lambda: Pinned(lambda session: session.relevance > 0),
+    "pinned": lambda: Pinned(lambda session: session.relevance > -math.inf),  # every branch that is open
     "LRU + shrinking": PredictiveShrinking,
     "LRU + admission": PredictiveAdmission,
 }
 COMPARED = ("LRU", "relevance")
 MEASURES = ("found", "completed", "kept")
+#: The same for chats, of which the anchors alone are marked.
+FOR_ANCHORS = POLICIES | {"pinned": lambda: Pinned(lambda session: session.relevance > 0)}
 ROOMY = 1 << 40
 
 
@@ -73,12 +76,12 @@ def texts(tokenizer: Any, count: int, tokens: int) -> list[torch.Tensor]:
 
 
 def runtime(
-    model: Any, policy: Policy, host_budget: int, store: SessionStore | None = None
+    model: Any, policy: Policy, size: int, host: int = 1 << 20, store: SessionStore | None = None
 ) -> SessionRuntime:
-    """A runtime that gives up sessions when memory is short, unless there is a store."""
+    """A runtime for sessions of `size` bytes, `host` of them at rest; without a store it gives up those beyond."""
     calls = itertools.count()
     return SessionRuntime(
-        model, store, ROOMY, host_budget, policy, may_lose=True, clock=lambda: float(next(calls))
+        model, store, size, host * size, policy, may_lose=True, clock=lambda: float(next(calls))
     )
 
 
@@ -100,8 +103,7 @@ def searches(model: Any, prefixes: list[torch.Tensor], options: argparse.Namespa
     shape = {"depth": options.depth, "width": options.width}
     best, sizes = [], []
     for prefix in prefixes:
-        run = runtime(model, LRU(), ROOMY)
-        best.append(search(run, prefix, **shape))
+        best.append(search(runtime(model, LRU(), ROOMY), prefix, **shape))
         run = runtime(model, LRU(), ROOMY)
         run.new("one")
         run.step(prefix)
@@ -111,7 +113,7 @@ def searches(model: Any, prefixes: list[torch.Tensor], options: argparse.Namespa
         if tidy and name not in COMPARED:
             continue
         found = [
-            search(runtime(model, POLICIES[name](), budget * size), prefix, tidy=tidy, **shape)
+            search(runtime(model, POLICIES[name](), size, budget), prefix, tidy=tidy, **shape)
             for prefix, size in zip(prefixes, sizes, strict=True)
         ]
         arm = arms[arm_name(name, budget, tidy)] = summary(found, best)
@@ -122,7 +124,7 @@ def searches(model: Any, prefixes: list[torch.Tensor], options: argparse.Namespa
         for prefix, size, exact in zip(prefixes, sizes, best, strict=True):
             with tempfile.TemporaryDirectory() as folder:
                 store = CountingStore(Path(folder) / "store")
-                run = runtime(model, POLICIES[name](), min(options.budgets) * size, store)
+                run = runtime(model, POLICIES[name](), size, min(options.budgets), store)
                 assert search(run, prefix, tidy=False, **shape).path == exact.path
                 counts.append(store.restored)
         disk[name] = counts
@@ -174,7 +176,7 @@ def main() -> None:
     measured = searches(model, prefixes, options)
     measured["relevance_minus_LRU"] = intervals(measured, options.budgets)
     measured["anchors"] = {
-        name: keep_anchors(model, policy, prefixes[:16]) for name, policy in POLICIES.items()
+        name: keep_anchors(model, policy, prefixes[:16]) for name, policy in FOR_ANCHORS.items()
     }
     for name, kept in measured["anchors"].items():
         print("anchors", name, kept)

@@ -3,11 +3,11 @@
     best continuation of length D = argmax over paths of sum_i log p(token_i | prefix, token_<i)
 
 Best first: the open node of the largest sum is taken, its `width` likeliest tokens become children, each a fork of
-the node's session that has read one token more. Sums only fall, so the first node of depth D that is taken is the best
-of all; with every branch in memory the search is exact. A branch that memory did not keep is lost to the search, which
-goes on with the others. A tidy search deletes sessions that it is done with. Another one leaves them open, as agents
-do that never say when a branch is finished; then nothing but a mark tells them from those that it will come back to.
-Knows runtimes, no policies and no budgets.
+the node's session that has read one token more. Sums only fall, so the first node of depth D that is taken is the
+best of all; with every branch in memory the search is exact. A branch that memory did not keep is lost to the search,
+which goes on with the others. A tidy search deletes sessions that it is done with. An untidy one leaves them open,
+as agents do that never say when a branch is finished; then nothing but a mark tells them from those that it comes
+back to. Knows runtimes, no policies and no budgets.
 """
 
 from __future__ import annotations
