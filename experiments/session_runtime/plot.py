@@ -17,6 +17,11 @@ from statebridge.evaluate.palette import AMBER, BAD, GOOD, INK, MUTED, VIOLET, p
 MIB = 2**20
 
 
+def plain(value: float, _: int) -> str:
+    """A tick as a number without powers."""
+    return f"{value:,.10g}"
+
+
 def memory(axis: Any, rows: list[dict[str, Any]]) -> None:
     """Bytes by number of sessions."""
     count = [row["sessions"] for row in rows]
@@ -43,13 +48,16 @@ def memory(axis: Any, rows: list[dict[str, Any]]) -> None:
         label="host",
     )
     axis.set(xscale="log", yscale="log", xlabel="sessions", ylabel="MiB held by live tensors")
+    axis.xaxis.set_major_formatter(plain)
+    axis.yaxis.set_major_formatter(plain)
     axis.set_title("memory", loc="left")
     axis.legend(loc="upper left")
     axis.grid(axis="y")
 
 
-def residents(axis: Any, rows: list[dict[str, Any]], opened: int) -> None:
+def residents(axis: Any, rows: list[dict[str, Any]], settings: dict[str, Any]) -> None:
     """Sessions that are there, by length."""
+    opened = settings["opened"]
     places = np.arange(len(rows))
     bars = (
         ("every_cache_on_device", "every cache on the device", BAD),
@@ -61,7 +69,8 @@ def residents(axis: Any, rows: list[dict[str, Any]], opened: int) -> None:
         drawn = axis.bar(places + (offset - 1) * 0.27, values, 0.25, color=colour, label=label)
         axis.bar_label(drawn, fontsize=7.5, padding=1, color=INK)
     axis.set_xticks(places, [f"{row['tokens']:,}" for row in rows])
-    axis.set(xlabel="tokens of a session", ylabel="sessions", ylim=(0, opened * 1.45))
+    budgets = f"device {settings['device_mib']} MiB, host {settings['host_mib']} MiB"
+    axis.set(xlabel=f"tokens of a session ({budgets})", ylabel="sessions", ylim=(0, opened * 1.45))
     axis.set_yticks(np.linspace(0, opened, 6))
     axis.set_title(f"sessions there, of {opened} opened", loc="left")
     axis.legend(loc="upper left", fontsize=8)
@@ -69,7 +78,7 @@ def residents(axis: Any, rows: list[dict[str, Any]], opened: int) -> None:
 
 def switching(axis: Any, rows: list[dict[str, Any]]) -> None:
     """Seconds by bytes of state."""
-    nbytes = [row["state_bytes"] / MIB for row in rows]
+    places = range(len(rows))
     lines = (
         ("reading_again_s", "reading the prefix again", BAD),
         ("switch_from_disk_s", "switch, from disk", AMBER),
@@ -77,8 +86,10 @@ def switching(axis: Any, rows: list[dict[str, Any]]) -> None:
         ("plain_copies_s", "two plain copies", VIOLET),
     )
     for key, label, colour in lines:
-        axis.plot(nbytes, [1000 * row[key] for row in rows], color=colour, marker="o", ms=3.5, label=label)
-    axis.set(xscale="log", yscale="log", xlabel="MiB of state", ylabel="milliseconds")
+        axis.plot(places, [1000 * row[key] for row in rows], color=colour, marker="o", ms=3.5, label=label)
+    axis.set(yscale="log", xlabel="tokens of a session (MiB of its state)", ylabel="milliseconds")
+    axis.set_xticks(places, [f"{row['tokens']:,}\n({row['state_bytes'] / MIB:.1f})" for row in rows])
+    axis.yaxis.set_major_formatter(plain)
     low, high = axis.get_ylim()
     axis.set_ylim(low, high * 8)
     axis.set_title("time of a switch", loc="left")
@@ -89,9 +100,9 @@ def switching(axis: Any, rows: list[dict[str, Any]]) -> None:
 def draw(results: dict[str, Any], target: Path) -> None:
     """Three panels: memory, sessions, switches."""
     with style():
-        figure, axes = plt.subplots(1, 3, figsize=(11.5, 3.5), constrained_layout=True)
+        figure, axes = plt.subplots(1, 3, figsize=(12.5, 3.7), constrained_layout=True)
         memory(axes[0], results["by_count"])
-        residents(axes[1], results["by_budget"], results["by_budget"][0]["reachable"])
+        residents(axes[1], results["by_budget"], results["settings"])
         switching(axes[2], results["by_size"])
         save(figure, target)
 

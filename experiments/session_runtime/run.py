@@ -30,8 +30,6 @@ from statebridge.sessions import SessionRuntime, SessionStore
 from statebridge.state import HybridState
 
 ROOMY = 1 << 50
-#: Bytes of a generator's state, which torch keeps outside tensors.
-GENERATOR = torch.Generator().get_state().numel()
 
 
 def live_storages() -> dict[int, int]:
@@ -57,6 +55,7 @@ def ids_of(model: Any, length: int, seed: int = 0) -> torch.Tensor:
 def by_count(model: Any, counts: list[int], tokens: int, every_cache_up_to: int) -> list[dict[str, Any]]:
     """Bytes held with 1 … N sessions of `tokens` tokens each; beside it, a live cache for each of them."""
     rows = []
+    generator = torch.Generator(model.device).get_state().numel()  # which torch keeps outside tensors
     before = live_storages()
     run = SessionRuntime(model, None, ROOMY, ROOMY)
     for number in range(1, max(counts) + 1):
@@ -68,7 +67,7 @@ def by_count(model: Any, counts: list[int], tokens: int, every_cache_up_to: int)
                 "sessions": number,
                 "device_bytes": usage.device,
                 "host_bytes": usage.host,
-                "tensor_bytes": held(before) + number * GENERATOR,
+                "tensor_bytes": held(before) + number * generator,
             }
             if model.device.type == "cuda":
                 row["allocated"] = torch.cuda.memory_allocated()
@@ -86,9 +85,7 @@ def by_count(model: Any, counts: list[int], tokens: int, every_cache_up_to: int)
     return rows
 
 
-def by_budget(
-    model: Any, lengths: list[int], on_device: int, on_host: int, opened: int
-) -> list[dict[str, Any]]:
+def by_budget(model: Any, lengths: list[int], device: int, host: int, opened: int) -> list[dict[str, Any]]:
     """Where sessions are when more are opened than fit, and how many fit when all must stay on the device."""
     rows = []
     for length in lengths:
@@ -96,9 +93,10 @@ def by_budget(
         sizing = SessionRuntime(model, None, ROOMY, ROOMY)
         sizing.new("one", state=state)
         size = sizing.usage().device
+        fitting = _live_caches(model, state, device, opened)
         with tempfile.TemporaryDirectory() as folder:
             store = SessionStore(Path(folder) / "store")
-            run = SessionRuntime(model, store, on_device * size, on_host * size)
+            run = SessionRuntime(model, store, device, host)
             for number in range(opened):
                 run.new(f"s{number}", state=state.clone())
             usage = run.usage()
@@ -106,7 +104,7 @@ def by_budget(
             {
                 "tokens": length,
                 "session_bytes": size,
-                "every_cache_on_device": _live_caches(model, state, on_device * size),
+                "every_cache_on_device": fitting,
                 "in_memory": len(usage.on_host) + 1,
                 "reachable": len(usage.on_host) + 1 + len(usage.on_disk),
                 "lost": len(usage.lost),
@@ -116,11 +114,11 @@ def by_budget(
     return rows
 
 
-def _live_caches(model: Any, state: HybridState, budget: int) -> int:
+def _live_caches(model: Any, state: HybridState, budget: int, most: int) -> int:
     """How many live caches of a state fit into a budget."""
     before = live_storages()
-    caches = []
-    while held(before) <= budget:
+    caches: list[Any] = []
+    while len(caches) <= most and held(before) <= budget:
         caches.append(restore(state, model))
     return len(caches) - 1
 
@@ -195,9 +193,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16, help="tokens of each of the many sessions")
     parser.add_argument("--every-cache", type=int, default=300, help="largest number with every cache live")
     parser.add_argument("--lengths", type=int, nargs="+", default=[64, 256, 1024, 4096])
+    parser.add_argument("--device-mib", type=int, default=16, help="device budget")
+    parser.add_argument("--host-mib", type=int, default=128, help="host budget")
+    parser.add_argument("--opened", type=int, default=200, help="sessions opened under these budgets")
     parser.add_argument("--store-tokens", type=int, nargs="*", default=[1024, 4096])
     parser.add_argument("--folder", help="where the store is measured, on the disk that matters")
-    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=16)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
@@ -210,7 +211,9 @@ def main() -> None:
         },
     }
     results["by_count"] = by_count(model, options.counts, options.tokens, options.every_cache)
-    results["by_budget"] = by_budget(model, options.lengths, on_device=4, on_host=64, opened=100)
+    results["by_budget"] = by_budget(
+        model, options.lengths, options.device_mib << 20, options.host_mib << 20, options.opened
+    )
     results["by_size"] = by_size(model, options.lengths, options.repeats)
     results["store"] = []
     for tokens in options.store_tokens:

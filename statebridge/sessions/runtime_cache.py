@@ -13,6 +13,7 @@ import torch
 
 from statebridge.capture import Continuation, profile
 from statebridge.capture.walker import layer_parts
+from statebridge.errors import CaptureError
 from statebridge.state import HybridState, LayerState
 
 #: Bookkeeping of one token of a row: its id, its place in the mask, its position.
@@ -41,6 +42,34 @@ def state_bytes(model: Any) -> tuple[int, int]:
             else:
                 fixed += size
     return token, fixed
+
+
+def unread(pending: torch.Tensor | None, given: torch.Tensor | None, rows: int | None) -> torch.Tensor:
+    """Pending and given tokens together, int64 [B, N] on the CPU.
+
+    Parameters
+    ----------
+    pending, given
+        Token ids [B, N] each; None without.
+    rows
+        Rows of the session; None while it has none.
+
+    Raises
+    ------
+    CaptureError
+        When there is no token, or they have another number of rows.
+    """
+    parts = [part for part in (pending, given) if part is not None]
+    if any(part.is_floating_point() for part in parts):
+        raise CaptureError("Token ids must be integers.")
+    if not parts or any(part.ndim != 2 for part in parts) or len({part.shape[0] for part in parts}) != 1:
+        shapes = [tuple(part.shape) for part in parts]
+        raise CaptureError(f"Give the session tokens [B, N], one row for each of its own; found {shapes}.")
+    ids = torch.cat([part.detach().to("cpu", torch.int64) for part in parts], dim=1)
+    if ids.shape[1] == 0 or rows not in (None, ids.shape[0]):
+        expected = "B" if rows is None else rows
+        raise CaptureError(f"Tokens {tuple(ids.shape)} must be [{expected}, N] with at least one a row.")
+    return ids
 
 
 def to_host(live: Continuation) -> HybridState:

@@ -28,7 +28,7 @@ from statebridge.capture import (
 from statebridge.capture.walker import layer_parts
 from statebridge.errors import CaptureError, StateMismatch
 from statebridge.sessions.adapters import HybridSession
-from statebridge.sessions.runtime_cache import drawing_from, held_bytes, state_bytes, to_host
+from statebridge.sessions.runtime_cache import drawing_from, held_bytes, state_bytes, to_host, unread
 from statebridge.sessions.session import Buffer, BufferKind
 from statebridge.state import HybridState, ModelIdentity
 from statebridge.state.file import named_tensors
@@ -98,6 +98,8 @@ class LanguageSession:
         self._live: Continuation | None = None
         # what it is off the device; `state` is None while it is on it
         generator = torch.Generator(self._device).manual_seed(seed)
+        if pending is not None:
+            pending = unread(None, pending, None if state is None else state.batch_size)
         self._rest = HybridSession(state, pending, {"sampling": generator}, ambient=False)
 
     @property
@@ -130,15 +132,11 @@ class LanguageSession:
     def buffers(self) -> Iterable[Buffer]:
         """Every buffer that a continuation needs; a session that has read nothing has a generator all the same."""
         if self._book is None:
-            state = self._rest.generators["sampling"].get_state()
-            return [
-                Buffer.of("generator.sampling", BufferKind.RANDOM, state.numpy()),
-                *(
-                    []
-                    if self.pending is None
-                    else [Buffer.of("pending", BufferKind.TOKENS, self.pending.numpy())]
-                ),
-            ]
+            random = self._rest.generators["sampling"].get_state().numpy()
+            found = [Buffer.of("generator.sampling", BufferKind.RANDOM, random)]
+            if self.pending is not None:
+                found.append(Buffer.of("pending", BufferKind.TOKENS, self.pending.numpy()))
+            return found
         at_rest = self._rest if self._live is None else dataclasses.replace(self._rest, state=self.state())
         return at_rest.buffers()
 
@@ -293,17 +291,4 @@ class LanguageSession:
         return None if self._rest.state is None else self._rest.state.bookkeeping
 
     def _unread(self, given: torch.Tensor | None) -> torch.Tensor:
-        """Pending and given tokens together, int64 [B, N]."""
-        parts = [part for part in (self._rest.pending, given) if part is not None]
-        if any(part.is_floating_point() for part in parts):
-            raise CaptureError("Token ids must be integers.")
-        if not parts or any(part.ndim != 2 for part in parts) or len({part.shape[0] for part in parts}) != 1:
-            shapes = [tuple(part.shape) for part in parts]
-            raise CaptureError(
-                f"Give the session tokens [B, N], one row for each of its own; found {shapes}."
-            )
-        ids = torch.cat([part.to("cpu", torch.int64) for part in parts], dim=1)
-        if (self._book is not None and ids.shape[0] != self._book.batch_size) or ids.shape[1] == 0:
-            rows = "B" if self._book is None else self._book.batch_size
-            raise CaptureError(f"Tokens {tuple(ids.shape)} must be [{rows}, N] with at least one a row.")
-        return ids
+        return unread(self.pending, given, None if self._book is None else self._book.batch_size)

@@ -152,12 +152,12 @@ class Memory:
         """
         if not record.broken:  # half written: what was stored before it is all there is
             self.save(record, kept=False)
+        self.policy.left(record.resident())
         self.drop(record)
 
     def drop(self, record: Record) -> None:
         """Give up the memory of a session."""
-        if record.session is not None:
-            self.policy.left(record.resident())
+        self.policy.forgot(record.resident())
         record.session = None
         record.nbytes = 0
         if record is self.active:

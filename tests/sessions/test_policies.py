@@ -65,6 +65,9 @@ def test_greedy_dual_size_lets_small_ones_age() -> None:
         policy.used(session)
     assert policy.value(C) == pytest.approx((19 / 90 + 1 / 50, 3))
     assert policy.value(B) == pytest.approx((19 / 90 + 1 / 10, 2))
+    policy.forgot(B)  # closed, not pushed out: the level stays
+    policy.used(A)
+    assert policy.value(A) == pytest.approx((19 / 90 + 1 / 100, 1))
 
 
 def test_time_to_live() -> None:

@@ -57,7 +57,11 @@ class Policy(ABC):
         return
 
     def left(self, session: Resident) -> None:
-        """A session left memory."""
+        """A session left memory because the policy said so."""
+        return
+
+    def forgot(self, session: Resident) -> None:
+        """A session was closed, deleted or reverted; its notes can go."""
         return
 
     def due(self, sessions: Sequence[Resident], now: float, budget: int) -> Iterable[str]:
@@ -92,6 +96,9 @@ class Refined(Policy):
 
     def left(self, session: Resident) -> None:
         self.then.left(session)
+
+    def forgot(self, session: Resident) -> None:
+        self.then.forgot(session)
 
     def due(self, sessions: Sequence[Resident], now: float, budget: int) -> Iterable[str]:
         return self.then.due(sessions, now, budget)

@@ -43,3 +43,6 @@ class GreedyDualSize(Policy):
 
     def left(self, session: Resident) -> None:
         self._level = max(self._level, self._values.pop(session.id, self._level))
+
+    def forgot(self, session: Resident) -> None:
+        self._values.pop(session.id, None)
