@@ -3,14 +3,15 @@
     python benchmarks/sessions.py FOLDER --tokens 4096
 
 The session has the shapes of a hybrid model's state (keys and values of every fourth layer in bfloat16, recurrent
-matrices in float32, convolution history), filled with random bytes. Baselines move the same bytes: a copy in
-memory, one file written and synced, one file read. All figures of one line come from one run on one machine; the
+matrices in float32, convolution history), filled with random bytes. Baselines work on the same bytes: a copy in
+memory, one file written and synced, one file read, their sha256 on one core. All figures of one line come from one run on one machine; the
 ratios mean something, the seconds do not.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -101,9 +102,14 @@ def measure(folder: Path, layers: int, tokens: int, repeats: int) -> dict[str, A
         shutil.rmtree(folder / "store", ignore_errors=True)
         SessionStore(folder / "store").checkpoint(session)
 
+    def digest() -> None:
+        for data in datas:
+            hashlib.sha256(data.data).digest()
+
     copy = timed(lambda: [data.copy() for data in datas], repeats)
     written = timed(write, repeats)
     read = timed(plain.read_bytes, repeats)
+    hashed = timed(digest, repeats)
     fresh = timed(first, repeats)
     store = SessionStore(folder / "store")
     latest = [store.checkpoint(session)]
@@ -121,10 +127,12 @@ def measure(folder: Path, layers: int, tokens: int, repeats: int) -> dict[str, A
         "state_MiB": round(nbytes / 2**20, 1),
         "checkpoint_over_synced_write": round(fresh / written, 2),
         "checkpoint_over_copy": round(fresh / copy, 1),
+        "checkpoint_over_sha256": round(fresh / hashed, 2),
         "64_tokens_later_over_synced_write": round(statistics.median(later) / written, 2),
         "64_tokens_later_own_bytes_share": round(own / nbytes, 3),
         "restore_over_read": round(restored / read, 2),
         "restore_over_copy": round(restored / copy, 1),
+        "restore_over_sha256": round(restored / hashed, 2),
         "fork_over_synced_write": round(forked / written, 4),
         "checkpoint_MiB_per_s": round(nbytes / 2**20 / fresh),
         "restore_MiB_per_s": round(nbytes / 2**20 / restored),
