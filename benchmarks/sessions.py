@@ -4,8 +4,8 @@
 
 The session has the shapes of a hybrid model's state (keys and values of every fourth layer in bfloat16, recurrent
 matrices in float32, convolution history), filled with random bytes. Baselines work on the same bytes: a copy in
-memory, one file written and synced, one file read, their sha256 on one core. All figures of one line come from one run on one machine; the
-ratios mean something, the seconds do not.
+memory, one file written and synced, one file read, their sha256 on one core. All figures of one line come from one
+run on one machine; the ratios mean something, the seconds do not.
 """
 
 from __future__ import annotations

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import itertools
 
 import pytest
 import tiny
 import tiny_pair
 import torch
+from crash import Failing
 from torch.nn.functional import log_softmax
 
 from statebridge.bridge import Bridge
@@ -209,6 +212,32 @@ def test_a_handoff_that_does_not_fit_leaves_the_session_on_the_source(store) -> 
     run._tiers.device_budget = ROOMY
     expected = continue_from(pair.source, prefill(pair.source, ids), ids, last_logits_only=True)
     assert torch.equal(run.step(ids), expected.logits)
+
+
+def test_a_handoff_whose_checkpoint_fails_leaves_the_session_on_the_source(quick_path) -> None:
+    """Wherever the disk fails: before the session has moved, or when it stands on the receiver."""
+    pair = tiny_pair.pair()
+    bridge = Bridge.direct(pair.source_identity, pair.receiver_identity)
+    ids = tiny_pair.ids_of(" and more")
+    expected = continue_from(pair.source, prefill(pair.source, ids), ids, last_logits_only=True).logits
+    failed = []
+    for n in itertools.count(1):
+        left = [0]
+        files = functools.partial(Failing, left=left)
+        run = SessionRuntime(pair.source, SessionStore(quick_path / str(n), files=files), ROOMY, ROOMY)
+        run.new("chat")
+        run.step(ids)
+        left[0] = n
+        try:
+            run.handoff(pair.receiver, bridge=bridge)
+        except StoreError:
+            failed.append(len(run.lineage()))
+        else:
+            break
+        left[0] = 0
+        assert run.usage().active == "chat"
+        assert torch.equal(run.step(ids), expected)
+    assert set(failed) == {0, 1}  # before the first checkpoint, and before the second
 
 
 def test_steps_give_logits_of_the_last_token_or_of_all(model) -> None:
