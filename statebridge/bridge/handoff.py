@@ -2,7 +2,8 @@
 
 The source reads all of the prompt but its last tokens (or has read it already: `state`), the bridge translates
 its state, the receiver reads the bridge tokens that are left and generates. The receiver never reads a prefix
-token, and the reply says so with a count.
+token, and the reply says so with a count. Every tensor is moved once: the bridge reads the source's cache where it
+lies, and what it makes becomes the receiver's cache.
 """
 
 from __future__ import annotations
@@ -115,27 +116,34 @@ def handoff(
         with torch.inference_mode():
             state = prefill(pair.source, ids[:, :-bridge_tokens], tokenizer=digest)
         seconds["source_prefill"] = clock.lap()
-    captured = state if isinstance(state, HybridState) else state.state()
+    if isinstance(state, Continuation):
+        state = state.state(borrow=True)  # the bridge copies it, and the source does not go on before
+    elif isinstance(state, Generation):
+        state = state.state()
     seconds["capture"] = clock.lap()
-    rest = _after(ids, captured)
-    translated = bridge(captured)
+    rest, prefix_tokens = _after(ids, state), int(state.seen_tokens[0])
+    translated = bridge(state)
+    moved_bytes = translated.nbytes()
+    del state  # where it was read here, its memory is free now
     seconds["translate"] = clock.lap()
     first = _FirstToken(clock)
     processors = [*(generation.pop("logits_processor", None) or []), first]
     generation.setdefault("tokenizer", pair.tokenizer)  # stop strings need it
     with torch.inference_mode():
-        result = generate_from(pair.receiver, translated, rest, logits_processor=processors, **generation)
+        result = generate_from(
+            pair.receiver, translated, rest, consume=True, logits_processor=processors, **generation
+        )
     seconds["generate"] = clock.lap()
     seconds["first_token"] = first.seconds
     new_ids = result.new_ids.cpu()
     return Reply(
         text=pair.tokenizer.decode(new_ids[0], skip_special_tokens=True),
         new_ids=new_ids,
-        prefix_tokens=int(captured.seen_tokens[0]),
+        prefix_tokens=prefix_tokens,
         bridge_tokens=rest.shape[1],
         prefix_tokens_processed=result.prefix_tokens_processed,
         seconds=seconds,
-        moved_bytes=translated.nbytes(),
+        moved_bytes=moved_bytes,
         plan=bridge.config.plan,
         output=result.output,
     )

@@ -79,7 +79,12 @@ def capture(
 
 
 def restore(
-    state: HybridState, model: Any, *, allow_partial: bool = False, differentiable: bool = False
+    state: HybridState,
+    model: Any,
+    *,
+    allow_partial: bool = False,
+    differentiable: bool = False,
+    consume: bool = False,
 ) -> DynamicCache:
     """Put a state into a fresh transformers cache for `model`.
 
@@ -93,11 +98,14 @@ def restore(
         Accept a state that lacks components; what is missing starts as if the model had read nothing.
     differentiable
         Keep the state's tensors in the autograd graph, so that gradients reach every component.
+    consume
+        Give the state's memory to the cache instead of copying it. The model will change it, so nothing may use
+        the state afterwards.
 
     Returns
     -------
     DynamicCache
-        A cache that shares no memory with the state (unless `differentiable`).
+        A cache that shares no memory with the state (unless `differentiable` or `consume`).
 
     Raises
     ------
@@ -143,6 +151,7 @@ def restore(
             facts.devices[index],
             facts.dtypes[index],
             differentiable,
+            consume,
         )
     return cache
 

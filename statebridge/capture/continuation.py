@@ -49,9 +49,13 @@ class Continuation:
     missing: frozenset[str] = frozenset()
     differentiable: bool = False
 
-    def state(self) -> HybridState:
-        """Capture the state as it is now."""
-        layers = read_cache(self.cache, self.bookkeeping.model.layers)
+    def state(self, *, borrow: bool = False) -> HybridState:
+        """Capture the state as it is now.
+
+        With `borrow` its tensors are the cache's own, which the next pass changes: for a state that a bridge
+        translates at once and that nothing uses afterwards.
+        """
+        layers = read_cache(self.cache, self.bookkeeping.model.layers, borrow=borrow)
         return HybridState(layers, self.bookkeeping).validate()
 
 

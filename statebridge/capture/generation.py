@@ -70,6 +70,7 @@ def generate_from(
     next_ids: torch.Tensor,
     *,
     allow_partial: bool = False,
+    consume: bool = False,
     **options: Any,
 ) -> Generation:
     """Generate after the prefix of `state` and `next_ids`, with any option of transformers' `generate`.
@@ -79,10 +80,10 @@ def generate_from(
     model
         The model that continues.
     state
-        Its state, which stays as it is.
+        Its state, which stays as it is, unless `consume` gives its memory to the cache.
     next_ids
         Tokens [B, N], N ≥ 1, that the model reads before it generates.
-    allow_partial
+    allow_partial, consume
         As in `restore`.
     **options
         Passed to `generate`: sampling, beams, stop strings, streamers, logits processors, … The processors
@@ -114,7 +115,13 @@ def generate_from(
     beams = options.get("num_beams", config.num_beams) or 1
     returned = options.get("num_return_sequences", config.num_return_sequences) or 1
     # generate expands ids and mask to one row per beam, but leaves a given cache as it is
-    cache = restore(state.repeat(max(beams, returned)), model, allow_partial=allow_partial)
+    rows = max(beams, returned)
+    cache = restore(
+        state.repeat(rows) if rows > 1 else state,
+        model,
+        allow_partial=allow_partial,
+        consume=consume or rows > 1,
+    )
     grown = state.bookkeeping.extended(next_ids)
     # generate slices off the positions of the new tokens, so old ones that are not known may be anything
     positions = grown.next_position[:, None] - torch.arange(grown.length, 0, -1)

@@ -99,8 +99,8 @@ def layer_parts(layer: Any) -> dict[str, torch.Tensor]:
     return parts
 
 
-def read_cache(cache: Any, specs: tuple[LayerSpec, ...]) -> tuple[LayerState, ...]:
-    """Clone every layer's tensors out of `cache`.
+def read_cache(cache: Any, specs: tuple[LayerSpec, ...], *, borrow: bool = False) -> tuple[LayerState, ...]:
+    """Clone every layer's tensors out of `cache`; with `borrow`, take the cache's own.
 
     Raises
     ------
@@ -126,7 +126,8 @@ def read_cache(cache: Any, specs: tuple[LayerSpec, ...]) -> tuple[LayerState, ..
             )
         # out of inference mode, so that the clones can be written to and differentiated later
         with torch.inference_mode(False), torch.no_grad():
-            states.append(LayerState(**{field: tensor.detach().clone() for field, tensor in parts.items()}))
+            parts = {field: tensor.detach() for field, tensor in parts.items()}
+            states.append(LayerState(**(parts if borrow else {f: t.clone() for f, t in parts.items()})))
     return tuple(states)
 
 
@@ -138,6 +139,7 @@ def install_layer(
     device: torch.device | None,
     dtypes: dict[str, torch.dtype],
     differentiable: bool,
+    consume: bool = False,
 ) -> None:
     """Put one layer's tensors into a fresh cache, with every flag the layer reads.
 
@@ -157,6 +159,8 @@ def install_layer(
         dtype, because the first tensor a recurrent buffer is given pins it.
     differentiable
         Keep the tensors in the autograd graph instead of copying them out of it.
+    consume
+        Give the state's own tensors to the cache, which will change them.
     """
     if differentiable and type(cache.layers[index]) in DIFFERENTIABLE:
         cache.layers[index] = DIFFERENTIABLE[type(cache.layers[index])]()
@@ -174,9 +178,10 @@ def install_layer(
     def placed(field: str, tensor: torch.Tensor) -> torch.Tensor:
         dtype = tensor.dtype if field == "recurrent_state" else dtypes.get(field, tensor.dtype)
         with torch.inference_mode(False):
-            # clone in any case: .to() returns the state's own tensor when nothing changes
             moved = (tensor if differentiable else tensor.detach()).to(device=device, dtype=dtype)
-            return moved.clone() if moved.data_ptr() == tensor.data_ptr() or differentiable else moved
+            # .to() returns the state's own tensor when nothing changes
+            own = moved.data_ptr() == tensor.data_ptr() and not consume
+            return moved.clone() if own or differentiable else moved
 
     if state.key is not None and state.value is not None:
         keys, values = placed("key", state.key), placed("value", state.value)

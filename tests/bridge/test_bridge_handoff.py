@@ -237,3 +237,21 @@ def test_models_of_different_dtypes(fitted: Bridge, tmp_path: Path, dtypes: tupl
     layers = reply.output.get("cache", reply.output.get("past_key_values")).layers
     assert layers[3].keys.dtype == models[1].dtype == getattr(torch, dtypes[1])
     assert layers[0].recurrent_states[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("plan", ["DDD", "TTT"])
+def test_a_handed_over_source_goes_on_as_if_it_had_kept_everything(fitted: Bridge, plan: str) -> None:
+    """The bridge reads the source's cache where it lies: bit-exact afterwards, also for a state that was given."""
+    ids = ids_of(PROMPT)
+    live = statebridge.prefill(PAIR.source, ids[:, :-4])
+    state = live.state()
+    options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}
+    replies = [
+        PAIR.handoff(ids, bridge=fitted.with_plan(plan), state=given, **options) for given in (live, state)
+    ]
+    assert replies[0].text == replies[1].text
+    expected = statebridge.continue_from(
+        PAIR.source, statebridge.prefill(PAIR.source, ids[:, :-4]), ids[:, -4:]
+    )
+    assert torch.equal(statebridge.continue_from(PAIR.source, state, ids[:, -4:]).logits, expected.logits)
+    assert torch.equal(statebridge.continue_from(PAIR.source, live, ids[:, -4:]).logits, expected.logits)

@@ -165,3 +165,20 @@ def test_one_row_never_reads_another(family: str) -> None:
     assert (a[1] - b[1]).abs().max() > 1e-2
     swapped = statebridge.continue_from(model, one.select([1, 0]), after.flip(0)).logits
     torch.testing.assert_close(swapped.flip(0), a, atol=1e-4, rtol=1e-4)
+
+
+def test_a_consumed_state_is_the_cache(family: str) -> None:
+    """Bit-exact, and in no memory of its own: that is what it is for."""
+    model, _, state, after = captured(family)
+    expected = statebridge.continue_from(model, state, after).logits
+    cache = statebridge.restore(state, model, consume=True)
+    assert memory(*cached(cache)) < memory(*tensors_of(state))  # less the bookkeeping
+    assert torch.equal(run(model, after, cache)[0], expected)
+
+
+def test_a_borrowed_state_is_the_cache(family: str) -> None:
+    model, _, state, after = captured(family)
+    live = statebridge.continue_from(model, state, after[:, :2])
+    borrowed, own = live.state(borrow=True), live.state()
+    assert memory(*cached(live.cache)) < memory(*tensors_of(borrowed))
+    assert unmoved(borrowed, snapshot(own))
