@@ -1,6 +1,6 @@
 """Draws the planner's results.
 
-python -m experiments.planner.plot experiments/planner/results/results.json experiments/planner/results/planner.png
+python -m experiments.planner.plot RESULTS.json PICTURE.png
 """
 
 from __future__ import annotations
