@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
 
 from statebridge.evaluate.palette import AMBER, BAD, GOOD, INK, MUTED, VIOLET, save, style
 
@@ -43,7 +44,7 @@ _FLOOR = 1e-4
 def main() -> None:
     """Draw the picture."""
     language, video = (
-        json.loads((HERE / "results" / f"{name}.json").read_text()) for name in ("language", "video")
+        json.loads((HERE / "results" / f"{name}.json").read_text()) for name in ("language_source", "video")
     )
     with style():
         figure, axes = plt.subplots(2, 2, figsize=(12, 8.6), layout="constrained")
@@ -71,7 +72,7 @@ def _by_length(axis: Any, language: dict[str, Any]) -> None:
             axis.barh(row + (place - 1) * 0.26, max(found, _FLOOR), 0.24, color=shade, label=label)
     _named(axis, [finding["name"] for finding in findings])
     axis.set_xscale("log")
-    axis.set_xlim(_FLOOR, 20)
+    axis.set_xlim(_FLOOR, 80)
     axis.set_xlabel("KL from the session that never left, nats per token")
     axis.set_title("Source: what is lost without a part (best of as new and zeros)", loc="left")
     axis.legend(loc="lower right")
@@ -85,7 +86,8 @@ def _by_layer(axis: Any, language: dict[str, Any]) -> None:
     _modes(axis, findings, longest)
     kinds = {"attention": "attention", "recurrent": "R, C"}
     _named(axis, [f"layer {f['name'].split('.')[1]}: {kinds[f['name'].split('.')[2]]}" for f in findings])
-    axis.set_xlabel("KL, nats per token")
+    axis.set_xlabel("KL, nats per token (left edge: up to 0.0001; ×: the return is refused)")
+    axis.legend(handles=_handles(), loc="upper right")
     axis.set_title(f"Source: one layer's memory replaced, {int(longest):,} tokens", loc="left")
 
 
@@ -126,30 +128,40 @@ def _samplers(axis: Any, video: dict[str, Any]) -> None:
     for row, finding in enumerate(rows):
         if derived := finding["trials"].get("derived"):
             worst = max(_distance(derived, length) for length in derived["distances"])
-            axis.plot(max(worst, _FLOOR), row, "D", color=VIOLET, label=None if row else "derived")
+            axis.plot(max(worst, _FLOOR), row, "D", color=VIOLET)
     _named(axis, labels)
     axis.axhline(len(names) - 0.5, color=MUTED, linewidth=0.8)
     for place, sampler in ((0, "deterministic sampler"), (len(names), "stochastic sampler")):
-        axis.text(30, place - 0.38, sampler, ha="right", va="top", color=MUTED)
-    axis.set_xlabel("largest change of the next two chunks (∞ at the right: refused)")
+        axis.text(3 * _FLOOR, place - 0.4, sampler, va="top", color=MUTED)
+    axis.set_xlabel("largest change of the next two chunks (left edge: none; ×: refused)")
     axis.set_title("Video transformer (22,400 random weights): buffers replaced", loc="left")
-    axis.legend(loc="center right", bbox_to_anchor=(1.0, 0.42))
+    axis.legend(handles=_handles(derived=True), loc="center", bbox_to_anchor=(0.3, 0.62))
+
+
+def _handles(derived: bool = False) -> list[Line2D]:
+    marks = [
+        Line2D([], [], color=shade, marker="o", linestyle="", label=label) for shade, label in _MODES.values()
+    ]
+    return (
+        [*marks, Line2D([], [], color=VIOLET, marker="D", linestyle="", label="derived")]
+        if derived
+        else marks
+    )
 
 
 def _modes(axis: Any, findings: list[dict[str, Any]], length: str | None) -> None:
     """One mark per mode; at one length, or the largest over all."""
-    for mode, (shade, label) in _MODES.items():
+    for mode, (shade, _) in _MODES.items():
         shift = (list(_MODES).index(mode) - 1) * 0.2
         for row, finding in enumerate(findings):
             trial = finding["trials"][mode]
             lengths = [length] if length else list(trial["distances"])
             found = max(_distance(trial, each) for each in lengths)
             place, mark = (30.0, "x") if math.isinf(found) else (max(found, _FLOOR), "o")
-            axis.plot(place, row + shift, mark, color=shade, label=label if row == 0 else None)
+            axis.plot(place, row + shift, mark, color=shade)
     axis.set_xscale("log")
     axis.set_xlim(_FLOOR / 1.5, 45)
     axis.grid(axis="x")
-    axis.legend(loc="lower right")
 
 
 def _named(axis: Any, names: list[str]) -> None:
