@@ -126,11 +126,14 @@ class ThroughputConfig:
         Tokens per second in long passes.
     pass_seconds
         What a forward pass takes at least, however few tokens it reads.
+    state_bytes
+        Bytes per second at which stored states are read, their digest checked.
     """
 
     source: float | None = None
     receiver: float | None = None
     pass_seconds: float = 0.0
+    state_bytes: float = 1.0e9
 
 
 def _e001() -> EvaluateConfig:

@@ -1,6 +1,7 @@
 """What a run will do, before it does it: documents, tokens and passes of each model, bytes, time.
 
     time = source tokens / source's tokens per second + receiver tokens / receiver's + passes · least time of a pass
+           + bytes of states read again / bytes per second
 
 A token with gradients counts as three. Sizes come from configs on the meta device, so that no weight is loaded. The
 counts are exact for what is listed; recall, free-running generation and the further checks of the restore
@@ -39,6 +40,8 @@ class Expected:
         Weights, states and logits on the device.
     disk_bytes
         Files of the stage at their largest.
+    read_bytes
+        Stored states that are read again, all readings together, at most.
     """
 
     documents: int = 0
@@ -49,6 +52,7 @@ class Expected:
     trained_tokens: int = 0
     device_bytes: int = 0
     disk_bytes: int = 0
+    read_bytes: int = 0
 
     def seconds(self, config: SuiteConfig) -> float | None:
         """Expected time from the throughput table; None where it says nothing."""
@@ -57,7 +61,8 @@ class Expected:
             return None
         read = self.receiver_tokens + 3 * self.trained_tokens
         passes = (self.source_passes + self.receiver_passes) * speed.pass_seconds
-        return self.source_tokens / speed.source + read / speed.receiver + passes
+        reading = self.read_bytes / speed.state_bytes
+        return self.source_tokens / speed.source + read / speed.receiver + passes + reading
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,14 @@ def expect(config: SuiteConfig, sizes: Sizes) -> dict[str, Expected]:
 def total(stages: Mapping[str, Expected]) -> Expected:
     """All stages together: counts add up, memory is that of the largest, scratch files are gone between them."""
     every = list(stages.values())
-    counts = ("source_passes", "source_tokens", "receiver_passes", "receiver_tokens", "trained_tokens")
+    counts = (
+        "source_passes",
+        "source_tokens",
+        "receiver_passes",
+        "receiver_tokens",
+        "trained_tokens",
+        "read_bytes",
+    )
     return Expected(
         documents=sum(stage.documents for name, stage in stages.items() if name == "documents"),
         device_bytes=max((stage.device_bytes for stage in every), default=0),
@@ -188,7 +200,7 @@ def _calibrate(config: SuiteConfig, sizes: Sizes) -> Expected:
     judged = points * (1 + -(-settings.max_steps // settings.evaluate_every))
     judged += 2 + (len(settings.components) if len(settings.components) > 1 else 0)
     state = sizes.receiver.state_bytes(settings.prefix)
-    logits = width * sizes.receiver.vocab * sizes.receiver.logit_bytes
+    logits, kept = width * sizes.receiver.vocab * sizes.receiver.logit_bytes, settings.states == "disk"
     return Expected(
         documents=documents,
         source_passes=steps,
@@ -199,5 +211,6 @@ def _calibrate(config: SuiteConfig, sizes: Sizes) -> Expected:
         receiver_tokens=documents * (settings.prefix + width) + judged * validation * width,
         trained_tokens=points * settings.max_steps * settings.batch_size * width,
         device_bytes=sizes.weights + settings.micro_batch * (_TRAINING_STATES * state + 6 * logits),
-        disk_bytes=documents * (logits + state * (settings.states == "disk")),
+        disk_bytes=documents * (logits + state * kept),
+        read_bytes=(judged * validation + points * settings.max_steps * settings.batch_size) * state * kept,
     )

@@ -14,30 +14,30 @@ _WIDTH = 8.6
 
 
 def beside(pairs: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]) -> bytes:
-    """One line per figure: ours above, the published one below it; small and large figures apart.
+    """One line per figure: ours above, the published one below it; NLLs, shares and small differences apart.
 
     Parameters
     ----------
     pairs
         Words -> (ours, published), each with estimate, low and high.
     """
-    # NLLs of a few nats would flatten differences of hundredths
-    panels = [
-        {w: pair for w, pair in pairs.items() if w.startswith("NLL")},
-        {w: pair for w, pair in pairs.items() if not w.startswith("NLL")},
-    ]
-    panels = [panel for panel in panels if panel]
-    heights = [len(panel) for panel in panels]
+    # NLLs of a few nats, and shares, would flatten differences of hundredths
+    panels: dict[int, dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]] = {0: {}, 1: {}, 2: {}}
+    for words, pair in pairs.items():
+        small = words.startswith(("effect", "excess", "gain by the calibrator", "full translation −"))
+        panels[0 if words.startswith("NLL") else 2 if small else 1][words] = pair
+    drawn = [panel for panel in panels.values() if panel]
+    heights = [len(panel) for panel in drawn]
     with palette.style():
         figure, axes = plt.subplots(
-            len(panels),
+            len(drawn),
             1,
-            figsize=(_WIDTH, 0.9 * len(panels) + 0.36 * sum(heights)),
+            figsize=(_WIDTH, 0.9 * len(drawn) + 0.36 * sum(heights)),
             height_ratios=heights,
             layout="constrained",
             squeeze=False,
         )
-        for axis, panel in zip(axes[:, 0], panels, strict=True):
+        for axis, panel in zip(axes[:, 0], drawn, strict=True):
             _draw(axis, panel)
         figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
         return png(figure)

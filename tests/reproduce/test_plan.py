@@ -84,7 +84,7 @@ def test_unknown_names_and_dtypes_are_refused() -> None:
 
 
 def test_a_dry_run_is_a_count_by_hand(config: SuiteConfig) -> None:
-    throughput = ThroughputConfig(source=100.0, receiver=50.0, pass_seconds=0.5)
+    throughput = ThroughputConfig(source=100.0, receiver=50.0, pass_seconds=0.5, state_bytes=1000.0)
     plan = dry_run(dataclasses.replace(config, throughput=throughput), "all")
     found = {name: dataclasses.astuple(stage)[:6] for name, stage in plan.stages.items()}
     # documents, source passes and tokens, receiver passes and tokens, tokens with gradients
@@ -121,8 +121,11 @@ def test_a_dry_run_is_a_count_by_hand(config: SuiteConfig) -> None:
     assert plan.stages["restore"].device_bytes == weights + 3 * plan.sizes.source.state_bytes(16)
     fit = plan.stages["fit"].seconds(plan.config)
     assert fit == pytest.approx(480 / 100 + 480 / 50 + 12 * 0.5)
+    # each reading on 4 documents, and each step of 3, loads their states
+    read = (judged * 4 + 4 * 3) * state
+    assert plan.stages["calibrate"].read_bytes == whole.read_bytes == read
     calibrate = plan.stages["calibrate"].seconds(plan.config)
-    assert calibrate == pytest.approx(320 / 100 + (350 + 96 + 3 * 36) / 50 + 32 * 0.5)
+    assert calibrate == pytest.approx(320 / 100 + (350 + 96 + 3 * 36) / 50 + 32 * 0.5 + read / 1000)
 
 
 def test_one_model_at_a_time_holds_the_larger_one(config: SuiteConfig) -> None:
