@@ -5,12 +5,15 @@ Knows the results file, measures nothing.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 #: Whole hand-over over the receiver's prefill, at most.
 SHARE_TARGETS = {"4096": 0.05, "65536": 0.01}
 #: Any stage over a plain copy of its bytes, at most.
 COPY_TARGET = 8.0
+#: Marks of the page that the tables go into.
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -23,6 +26,14 @@ def tables(results: dict[str, Any]) -> str:
     blocks.append(_verdicts(results["lengths"]))
     launched = [_kernels(length, found) for length, found in results["lengths"].items() if found["kernels"]]
     return "\n\n".join([*blocks, *launched])
+
+
+def insert(page: Path, made: str) -> None:
+    """Put `made` between the marks of a page, in place of what stands there."""
+    text = page.read_text(encoding="utf-8")
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    page.write_text(f"{head}{BEGIN}\n\n{made}\n\n{END}{tail}", encoding="utf-8")
 
 
 def _stages(length: str, found: dict[str, Any]) -> str:
@@ -44,7 +55,7 @@ def _stages(length: str, found: dict[str, Any]) -> str:
         )
     if found["peak_over_state"]:
         peaks = ", ".join(f"{plan} {peak:.2f}" for plan, peak in found["peak_over_state"].items())
-        rows += ["", f"Peak device memory of a hand-over, in states: {peaks}."]
+        rows += ["", f"Peak device memory above the source's cache, in states: {peaks}."]
     return "\n".join(rows)
 
 

@@ -1,0 +1,127 @@
+"""Tables of the full-size proof from the JSON of its parts, with the arithmetic of every extrapolation.
+
+    python -m experiments.full_size_proof.table runs/proof
+
+    time at full size = time here · expected time of the full plan / expected time of this plan
+
+Both plans are those of `statebridge reproduce --dry-run`: tokens of each model over its throughput, and passes.
+Solving the maps is in the stage "fit" and grows with states; its own figures stand under "Cost of fitting".
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from statebridge.config import load_config
+from statebridge.reproduce import SuiteConfig
+from statebridge.reproduce.plan import Sizes, expect
+
+HERE = Path(__file__).parent
+FULL = HERE.parents[1] / "configs" / "qwen3_5_4b_9b.yaml"
+
+
+def facts(found: dict[str, Any]) -> str:
+    """Published counts, met."""
+    keys = [key for key, value in found.items() if isinstance(value, int) and "peak" not in key]
+    return _table(("fact", "value"), [(key, f"{found[key]:,}") for key in keys])
+
+
+def restore(found: dict[str, Any]) -> str:
+    """The restore control of both models."""
+    rows = [
+        (name, f"{row['length']:,}", str(row["contexts"]), f"{row['top1']:.2%}", f"{row['max_difference']:g}")
+        for name in ("source", "receiver")
+        for row in found[name]["lengths"]
+    ]
+    return _table(("model", "prefix", "contexts", "top-1", "largest logit difference"), rows)
+
+
+def ridge(found: dict[str, Any]) -> str:
+    """Seconds of collecting and fitting, here and for the published number of documents."""
+    seconds, scale = found["seconds"], found["published_documents"] / found["documents"]
+    forward = seconds["forward"]
+    rows = []
+    for name, value in seconds.items():
+        solved = name.startswith("fit ") and name != "fit recurrent_state"
+        full = value if solved or name == "warm up" else value * scale
+        share = full / (forward * scale)
+        rows.append((name, f"{value:.2f}", f"{full:.1f}", f"{share:.1%}"))
+    moments = seconds["moments"] * scale
+    solving = sum(v for k, v in seconds.items() if k.startswith("fit ") and k != "fit recurrent_state")
+    on_top = (moments + solving) / (forward * scale)
+    said = (
+        f"Ridge maps on top of the forward passes: ({seconds['moments']:.2f} s moments · {scale:g} + {solving:.2f} s "
+        f"solving) / ({forward:.2f} s forward · {scale:g}) = {on_top:.1%}; target: at most 20 %."
+    )
+    header = (
+        "step",
+        f"s, {found['documents']} documents",
+        f"s, {found['published_documents']}",
+        "of the forward passes",
+    )
+    return _table(header, rows) + "\n\n" + said
+
+
+def suite(manifest: dict[str, Any]) -> str:
+    """Costs of every stage, and their extrapolation to the published numbers of documents."""
+    small, full = load_config(SuiteConfig, HERE / "suite.yaml", ()), load_config(SuiteConfig, FULL, ())
+    sizes = Sizes.of(full)
+    ours, theirs = expect(small, sizes), expect(full, sizes)
+    rows, total, total_full = [], 0.0, 0.0
+    for name, record in manifest["stages"].items():
+        cost = record["cost"]
+        here, there = (
+            plan[name].seconds(config) if name in plan else None
+            for plan, config in ((ours, small), (theirs, full))
+        )
+        scaled = "" if not here or not there else f"{cost['seconds']:.1f} · {there:.1f} / {here:.2f}"
+        estimate = cost["seconds"] * there / here if here and there else cost["seconds"]
+        total, total_full = total + cost["seconds"], total_full + estimate
+        rows.append(
+            (
+                name,
+                f"{cost['seconds']:.1f}",
+                f"{cost['source_tokens'] + cost['receiver_tokens']:,}",
+                f"{cost['tokens_per_second']:,.0f}",
+                *(f"{cost[key] / 1e9:.2f}" for key in ("device_bytes", "host_bytes", "disk_bytes")),
+                scaled,
+                f"{estimate / 60:.1f}",
+            )
+        )
+    rows.append(("all", f"{total:.1f}", "", "", "", "", "", "", f"{total_full / 60:.1f}"))
+    header = ("stage", "s", "tokens", "tokens/s", "device GB", "host GB", "disk GB", "to full size, s", "min")
+    return _table(header, rows)
+
+
+def two(found: dict[str, Any]) -> str:
+    """What several devices gave."""
+    rows = [(key, str(value)) for key, value in found.items() if key != "failed"]
+    return _table(("figure", "value"), rows)
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in (header, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+
+
+def main() -> None:
+    """Print the tables of all parts that are there."""
+    folder = Path(sys.argv[1])
+    parts = {
+        "facts": ("Counts", facts),
+        "restore": ("Restore control", restore),
+        "ridge": ("Cost of fitting", ridge),
+        "suite": ("The suite with few documents", suite),
+        "moments": ("Two processes against one", two),
+        "devices": ("Models on several devices", two),
+    }
+    for name, (title, make) in parts.items():
+        if (path := folder / f"{name}.json").exists():
+            print(f"## {title}\n\n{make(json.loads(path.read_text(encoding='utf-8')))}\n")
+
+
+if __name__ == "__main__":
+    main()
