@@ -76,6 +76,7 @@ def test_padding_twice_is_padding_once(cache: HistoryCache) -> None:
     assert torch.equal(once.groups[0].chunks, again.groups[0].chunks)
     assert torch.equal(once.groups[0].keys[1], again.groups[0].keys[1])
     assert torch.equal(once.groups[0].valid.sum(1), keep.sum(1))
+    assert torch.equal(_predict(once), _predict(again))
 
 
 def test_head_groups_are_the_whole_and_may_forget_apart(cache: HistoryCache) -> None:

@@ -90,6 +90,16 @@ def test_blocks_equal_the_dense_mask(model: WorldModel, conditioning: Conditioni
         torch.testing.assert_close(ours, dense, atol=1e-4 if device == "cpu" else 2e-2, rtol=1e-3)
 
 
+def test_no_block_that_a_table_may_allow_is_skipped() -> None:
+    attention = Attention(1, 4, 8, 16, torch.device("cpu"), 4)
+    blocks = attention.mask.to_dense()[0, 0].bool()  # [16, 16], of 4 x 4 pairs each
+    table = structure(4, 8).repeat_interleave(8, dim=0)
+    for row in range(16):
+        for column in range(16):
+            inside = table[4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+            assert blocks[row, column] == inside.any(), (row, column)
+
+
 def test_every_way_of_thinning_leaves_the_recent_past() -> None:
     allowed, whole = thinned(torch.arange(400), 8, 2), structure(8, 2)
     number = torch.arange(8)

@@ -84,6 +84,31 @@ def test_walls_are_where_a_plain_ray_caster_finds_them() -> None:
                 assert abs(depths[n, f, column] - best) < 1e-3  # float32 against float64
 
 
+def test_every_room_has_walls_of_its_own() -> None:
+    """Paint the walls of a room in one colour, stand in it, and look at each wall of it."""
+    scene = make_scenes(SEEDS)
+    palette = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]])
+    paints = palette.repeat_interleave(4, dim=0)[None, :, None].expand(len(SEEDS), 16, 2, 3)
+    painted = dataclasses.replace(scene, paints=paints, places=torch.full_like(scene.places, 1000.0))
+    size = scene.segments[..., 2:].amax(1)
+    ends = torch.stack([torch.zeros_like(size), scene.crossing, size], dim=1)  # [N, 3, 2]
+    for room in range(4):
+        grid, axis = torch.tensor([room % 2, room // 2]), torch.arange(2)
+        low, high = ends[:, grid, axis], ends[:, grid + 1, axis]
+        centre = ((low + high) / 2)[:, None].expand(-1, 4, -1)
+        yaw = (torch.arange(4) * math.pi / 2).expand(len(SEEDS), -1)
+        poses = torch.cat([centre, yaw[..., None]], dim=-1)
+        seen = render(painted, poses, CAMERA)
+        phi = poses[..., 2, None] + CAMERA.azimuths(32)
+        hit = centre[:, :, None] + seen.depths[..., None] * torch.stack([phi.cos(), phi.sin()], dim=-1)
+        inside = ((hit > low[:, None, None] - 0.01) & (hit < high[:, None, None] + 0.01)).all(
+            -1
+        )  # not through a door
+        assert inside.float().mean() > 0.5
+        colours = (seen.frames[:, :, :, 16] > -0.5).movedim(2, -1)[inside]  # the row at eye height
+        assert torch.equal(colours, (palette[room] > 0).expand_as(colours))
+
+
 def test_the_nearest_object_hides_what_is_behind_it() -> None:
     """Put a pillar straight ahead, then a bigger ball behind it: the middle of the picture stays the pillar's."""
     scene = make_scenes(SEEDS[:1])
@@ -91,19 +116,19 @@ def test_the_nearest_object_hides_what_is_behind_it() -> None:
     pose = start_poses(scene)
     ahead = torch.tensor([pose[0, 2].cos(), pose[0, 2].sin()])
     places[0] = 1000.0
-    places[0, 6], places[0, 2] = pose[0, :2] + 0.8 * ahead, pose[0, :2] + 1.1 * ahead
-    shapes[0, 2] = 2
+    places[0, 2], places[0, 6] = pose[0, :2] + 0.8 * ahead, pose[0, :2] + 1.1 * ahead
+    shapes[0, 6] = 2
     labels = render(dataclasses.replace(scene, places=places, shapes=shapes), pose[:, None], CAMERA).labels[
         0, 0
     ]
-    assert set(labels[:, 15:17].unique().tolist()) == {6}
+    assert set(labels[:, 15:17].unique().tolist()) == {2}
     alone = places.clone()
-    alone[0, 6] = 1000.0
+    alone[0, 2] = 1000.0
     behind = render(dataclasses.replace(scene, places=alone, shapes=shapes), pose[:, None], CAMERA).labels[
         0, 0
     ]
-    assert (behind == 2).any()
-    assert (behind == 2).sum() < 32 * 32 / 2
+    assert (behind == 6).any()
+    assert (behind == 6).sum() < 32 * 32 / 2
 
 
 def test_nobody_walks_through_walls_or_objects() -> None:
