@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import multiprocessing
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -190,6 +192,20 @@ def test_an_impostor_that_cannot_be_made_is_no_rejection() -> None:
 def test_a_local_function_cannot_go_to_another_process() -> None:
     with pytest.raises(FingerprintError, match="functions of a module"):
         put_through(lambda: Planted(), excursions=(AnotherProcess(),))
+
+
+def stuck(runtime: Planted) -> np.ndarray:
+    """Never comes back, in another process."""
+    if multiprocessing.parent_process() is not None:
+        time.sleep(600)
+    return planted.probe(runtime)
+
+
+def test_a_process_that_is_stuck_fails_and_is_ended() -> None:
+    verdict = put_through(probe=stuck, excursions=(AnotherProcess(timeout=1.0),))
+    assert failed(verdict) == {"another process"}
+    assert "TimeoutError" in verdict.cases[0].error
+    assert multiprocessing.active_children() == []
 
 
 def test_a_runtime_that_does_not_repeat_itself_is_refused() -> None:

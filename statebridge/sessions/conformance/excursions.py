@@ -10,7 +10,6 @@ import os
 import pickle
 import random
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -134,7 +133,7 @@ class AnotherProcess:
     Attributes
     ----------
     timeout
-        Seconds to wait.
+        Seconds to wait, start of the process included; then the return has failed.
     """
 
     timeout: float = 300.0
@@ -152,8 +151,9 @@ class AnotherProcess:
         here = setting.store.checkpoint(setting.at(setting.anchor))
         path = os.fspath(setting.store.path)
         # spawned, not forked: a fork would inherit whatever the runtime leaves in this process
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(_there, setting.factory, setting.probe, path, here).result(self.timeout)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:  # leaving it ends a process that is stuck
+            sent = (setting.factory, setting.probe, path, here)
+            return pool.apply_async(_there, sent).get(self.timeout)
 
 
 def _there(factory: Callable[[], Runtime], probe: Callable[[Runtime], Any], path: str, here: str) -> Any:
