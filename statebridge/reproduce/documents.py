@@ -34,12 +34,14 @@ def draw(requests: Mapping[str, SetRequest], tokenizer: Any) -> Sets:
         When a source has too few documents that are long enough, or a document is in two sets; names both.
     """
     streams: dict[DocumentsConfig, Iterator[Document]] = {}
+    texts: dict[tuple[str, str], str] = {}
     found: Sets = {}
     for name, request in requests.items():
+        source = request.documents.source
         stream = streams.setdefault(request.documents, load_documents(request.documents))
         try:
             windows = token_windows(
-                stream,
+                _noting(stream, source, texts),
                 tokenizer,
                 request.length,
                 request.skip + request.count,
@@ -47,14 +49,30 @@ def draw(requests: Mapping[str, SetRequest], tokenizer: Any) -> Sets:
                 request.seed,
             )
         except DocumentError as error:
-            raise DocumentError(f"The set {name} from {request.documents.source}: {error}") from error
+            raise DocumentError(f"The set {name} from {source}: {error}") from error
         found[name] = windows[request.skip :]
-    require_disjoint(found)
+    require_disjoint(found, {name: request.documents.source for name, request in requests.items()}, texts)
     return found
 
 
-def require_disjoint(sets: Sets) -> None:
-    """Refuse a document that is in two sets or twice in one, by its identifier and by its first tokens.
+def _noting(stream: Iterator[Document], source: str, texts: dict[tuple[str, str], str]) -> Iterator[Document]:
+    """The same documents; sha256 of each text is noted by source and identifier."""
+    for document in stream:
+        texts[source, document.id] = hashlib.sha256(document.text.encode()).hexdigest()
+        yield document
+
+
+def require_disjoint(sets: Sets, sources: Mapping[str, str], texts: Mapping[tuple[str, str], str]) -> None:
+    """Refuse a document that is in two sets or twice in one: by its identifier, its text, or its first tokens.
+
+    Parameters
+    ----------
+    sets
+        Windows of every set.
+    sources
+        Set -> its source; identifiers name documents of one source.
+    texts
+        (source, identifier) -> sha256 of the text.
 
     Raises
     ------
@@ -62,16 +80,18 @@ def require_disjoint(sets: Sets) -> None:
         Names the document and the sets.
     """
     shortest = min(len(window.ids) for windows in sets.values() for window in windows)
-    seen: dict[str, tuple[str, str]] = {}
+    seen: dict[object, tuple[str, str]] = {}
     for name, windows in sets.items():
         for window in windows:
-            for key in (f"id {window.id}", digest(window.ids[:shortest])):
+            document = (sources[name], window.id)
+            # a seeded window of the same text may begin elsewhere, and a text may differ in its last line alone
+            for key in {document, texts[document], digest(window.ids[:shortest])}:
                 if key in seen:
-                    other, document = seen[key]
+                    other, known = seen[key]
                     where = f"in the sets {other} and {name}" if other != name else f"twice in the set {name}"
                     raise DocumentError(
                         f"The document {window.id!r} is {where}"
-                        + (f" (there as {document!r})" if document != window.id else "")
+                        + (f" (there as {known!r})" if known != window.id else "")
                         + "; take the sets from different folders, or skip the documents of the other."
                     )
                 seen[key] = (name, window.id)

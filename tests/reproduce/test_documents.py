@@ -35,21 +35,42 @@ def test_sets_of_one_source_are_consecutive() -> None:
     }
 
 
-def test_the_same_file_under_another_name_is_in_two_sets(tmp_path: Path) -> None:
-    for folder, name in (("one", "a.txt"), ("two", "b.txt")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / name).write_text("The very same text, under two names. " * 5)
-    sets = {name: request(1, source=DocumentsConfig(source=str(tmp_path / name))) for name in ("one", "two")}
+def folders(tmp_path: Path, **files: tuple[str, str]) -> dict[str, SetRequest]:
+    """A set of one document from a folder of its own, by name: (file name, text)."""
+    sets = {}
+    for name, (file, text) in files.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text(text)
+        source = DocumentsConfig(source=str(tmp_path / name), window="random")
+        sets[name] = request(1, length=40 + len(sets), source=source)
+    return sets
+
+
+TEXT = "The very same text, under two names and in windows that begin elsewhere. " * 5
+
+
+def test_the_same_text_under_another_name_is_in_two_sets(tmp_path: Path) -> None:
+    sets = folders(tmp_path, one=("a.txt", TEXT), two=("b.txt", TEXT))
     with pytest.raises(DocumentError, match=r"'b.txt' is in the sets one and two \(there as 'a.txt'\)"):
         draw(sets, tokens())
 
 
-def test_one_identifier_in_two_sets_is_refused() -> None:
-    windows = [TokenWindow("x", torch.arange(9) + shift) for shift in (0, 1)]
+def test_one_file_name_in_two_folders_is_two_documents(tmp_path: Path) -> None:
+    sets = folders(tmp_path, one=("a.txt", TEXT), two=("a.txt", TEXT.upper()))
+    assert names(draw(sets, tokens())) == {"one": ["a.txt"], "two": ["a.txt"]}
+
+
+def test_one_identifier_or_one_beginning_in_two_sets_is_refused() -> None:
+    windows = [TokenWindow("x", torch.arange(9)), TokenWindow("x", torch.arange(12) + 1)]
+    texts = {("s", "x"): "0", ("s", "y"): "1", ("t", "x"): "2"}
     with pytest.raises(DocumentError, match="'x' is in the sets a and b"):
-        require_disjoint({"a": windows[:1], "b": windows[1:]})
+        require_disjoint({"a": windows[:1], "b": windows[1:]}, {"a": "s", "b": "s"}, texts)
     with pytest.raises(DocumentError, match="'x' is twice in the set a"):
-        require_disjoint({"a": windows})
+        require_disjoint({"a": windows}, {"a": "s"}, texts)
+    require_disjoint({"a": windows[:1], "b": windows[1:]}, {"a": "s", "b": "t"}, texts)
+    same = [TokenWindow("y", torch.arange(12))]  # begins as x does, and is longer
+    with pytest.raises(DocumentError, match=r"'y' is in the sets a and b \(there as 'x'\)"):
+        require_disjoint({"a": windows[:1], "b": same}, {"a": "s", "b": "s"}, texts)
 
 
 def test_too_few_documents_name_their_set(tmp_path: Path) -> None:
