@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,8 @@ from typing import Any
 
 import torch
 
-from statebridge.bridge import Bridge, ModelPair, fit_bridge, fit_calibrator
+from statebridge.bridge import Bridge, ModelPair, TokenWindow, fit_bridge, fit_calibrator
+from statebridge.bridge.paired import Split
 from statebridge.evaluate.config import EvaluateConfig
 from statebridge.evaluate.report import load_run, write_report
 from statebridge.evaluate.restore_control import NEXT_TOKENS, restore_control
@@ -240,12 +241,17 @@ def _selection(context: Context) -> dict[str, Any]:
 
 def _calibrate(context: Context) -> dict[str, Any]:
     config, folder = context.config, context.folder / "calibrate"
+    windows: dict[Split, Sequence[TokenWindow]] = {
+        "fit": context.sets["fit"][config.fit.validation_documents :],
+        "validation": context.sets["selection"],
+    }
     bridge = fit_calibrator(
         context.pair,
         context.bridge("fit").with_plan(context.plan),
+        # the sets are known to be disjoint, their file names need not be
         {
-            "fit": context.sets["fit"][config.fit.validation_documents :],
-            "validation": context.sets["selection"],
+            split: [dataclasses.replace(w, id=f"{split}/{w.id}") for w in found]
+            for split, found in windows.items()
         },
         config.calibrate,
         work_dir=folder / "work",
