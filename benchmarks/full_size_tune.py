@@ -45,8 +45,8 @@ def main() -> None:
         print(
             f"{length} tokens: copy {milliseconds(x.clone):.4f} ms, step by step {naive:.4f} ms", flush=True
         )
-        for block, warps, stages in itertools.product((64, 128), (4, 8), (1, 2, 3)):
-            launch = {"BLOCK_T": block, "num_warps": warps, "num_stages": stages}
+        for block, warps in itertools.product((64, 128), (4, 8)):
+            launch = {"BLOCK_T": block, "num_warps": warps}
             calls = (
                 lambda: fused.turned_affine(x, mapped.halves, mapped.bias, before, after, **launch),  # noqa: B023
                 lambda: fused.turned_affine(x, mapped.halves, mapped.bias, None, None, **launch),  # noqa: B023
