@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The proof at full size, part by part; every part can be called alone.
 #
-#   experiments/full_size_proof/run.sh OUT [PART...]     parts: one (one GPU, about 5 minutes), suite, two (two GPUs)
+#   experiments/full_size_proof/run.sh OUT [PART...]     parts: kernels, one, suite (one GPU), two (two GPUs)
 #
 # OUT gets one .json per part and one .log per call; `python -m experiments.full_size_proof.table OUT` makes the tables.
 set -euo pipefail
@@ -9,6 +9,11 @@ out=$1; shift
 python=${PYTHON:-python3}
 export PYTHONUNBUFFERED=1
 mkdir -p "$out"
+
+kernels() {
+  $python -m pytest -q tests/translate/test_translate_joined.py 2>&1 | tee "$out/kernels.log"
+  $python -m benchmarks.full_size_tune 2>&1 | tee -a "$out/kernels.log"
+}
 
 one() {
   $python -m benchmarks.full_size --out "$out" 2>&1 | tee "$out/benchmark.log"
