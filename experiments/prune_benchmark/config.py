@@ -18,6 +18,8 @@ class BenchmarkConfig:
     ----------
     validation, test
         Tasks for choosing, and tasks that are reported; no scene is in both.
+    calibration
+        Validation tasks on which thresholds are brought to a budget.
     context
         Frames that are observed; 240 are a minute at 4 frames a second.
     batch
@@ -25,17 +27,16 @@ class BenchmarkConfig:
     sink, window
         Chunks that every policy leaves whole.
     ratios
-        Budgets: what is kept of a chunk that leaves the window.
+        Budgets: the share that is kept of what leaves the window.
     main
         The budget of the headline comparison, one of `ratios`.
     share
         Share of dynamic heads of the head-specific variant.
     recent, span
         Re-indexing, in frames.
-    gamma_ratios
-        Candidates for γ: the thresholds that keep these shares of all validation scores together.
     gamma_slack
-        γ is the largest candidate whose error in the target box is at most this many times that of full KV.
+        γ is the largest of DeCoPrune's thresholds whose error in the target box is at most this many times that of
+        full KV.
     speed_rows, speed_repeats
         Rows that continue together when speed is measured, and timed repeats.
     strips
@@ -46,6 +47,7 @@ class BenchmarkConfig:
 
     validation: int = 64
     test: int = 128
+    calibration: int = 32
     context: int = 240
     batch: int = 64
     sink: int = 1
@@ -55,7 +57,6 @@ class BenchmarkConfig:
     share: float = 0.5
     recent: float = 16.0
     span: float = 80.0
-    gamma_ratios: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.4)
     gamma_slack: float = 1.1
     speed_rows: tuple[int, ...] = (1, 32)
     speed_repeats: int = 10
@@ -73,11 +74,11 @@ class BenchmarkConfig:
 SMOKE = BenchmarkConfig(
     validation=2,
     test=4,
+    calibration=2,
     context=48,
     batch=4,
     window=2,
     ratios=(0.1, 0.4),
-    gamma_ratios=(0.1, 0.4),
     recent=4.0,
     span=24.0,
     speed_rows=(1,),

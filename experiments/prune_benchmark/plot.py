@@ -49,7 +49,7 @@ def curves(result: dict[str, Any], path: Path) -> None:
         for axis, (name, title) in zip(axes, shown.items(), strict=True):
             scale = psnr if name == "target_mse" else np.asarray
             for policy, colour in COLOURS.items():
-                mine = sorted((r for r in rows if r["policy"] == policy and "gamma" not in r["arm"]), key=_pr)
+                mine = sorted((r for r in rows if r["policy"] == policy and "-each" not in r["arm"]), key=_pr)
                 y, low, high = (scale([r[name][key] for r in mine]) for key in ("estimate", "low", "high"))
                 if policy == "full":
                     axis.axhline(y[0], color=colour, lw=1, ls="--", label=_label(policy))
@@ -61,27 +61,35 @@ def curves(result: dict[str, Any], path: Path) -> None:
                 ):  # tasks differ far more than policies do; only differences are paired
                     axis.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
             for row in rows:
-                if "gamma" in row["arm"]:
-                    y = scale(row[name]["estimate"])
-                    axis.plot(100 * row["pr"], y, "*", ms=10, color=COLOURS[row["policy"]])
+                y, colour = scale(row[name]["estimate"]), COLOURS[row["policy"]]
+                if "-each" in row["arm"]:
+                    axis.plot(100 * row["pr"], y, "x", ms=6, color=colour)
+                elif row["arm"].removesuffix("+reindex") == f"decoprune@{result['chosen']['gamma_ratio']}":
+                    axis.plot(100 * row["pr"], y, "*", ms=11, color=colour)
             axis.set(xlabel="history KV that attention did not see, PR in %", title=title)
             axis.grid(True)
         axes[0].legend(loc="lower left")
-        figure.suptitle(f"{result['tasks']} tasks; ★ at the γ that validation chose", fontsize=11)
+        figure.suptitle(
+            f"{result['tasks']} tasks; ★ the γ that validation chose, × the same budget in each chunk",
+            fontsize=11,
+        )
         palette.save(figure, path)
 
 
 def differences(result: dict[str, Any], path: Path) -> None:
     """Paired differences at the main budget: DeCoPrune minus each rival."""
     with palette.style():
-        figure, axes = plt.subplots(1, 2, figsize=(11, 2.9), layout="constrained")
+        figure, axes = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
         for axis, name in zip(axes, ("target_mse", "target_dissimilarity"), strict=True):
             rows = [r for r in result["order"][name] if r["ratio"] == result["main"]]
             for y, row in enumerate(reversed(rows)):
                 d, colour = row["difference"], COLOURS[row["ours"]]
                 axis.plot([d["low"], d["high"]], [y, y], color=colour, lw=2)
                 axis.plot(d["estimate"], y, "o", color=colour, ms=5)
-            labels = [f"{_label(r['ours'])} − {_label(r['rival'])}" for r in reversed(rows)]
+            labels = [
+                f"{_label(r['ours'])} − {_label(r['rival'])}{', each' if r['each'] else ''}"
+                for r in reversed(rows)
+            ]
             axis.set_yticks(range(len(rows)), labels)
             axis.axvline(0, color=palette.INK, lw=0.8)
             axis.set_title(f"{name.replace('_', ' ')}, difference (left of 0: the first is better)")
@@ -125,17 +133,21 @@ def strips(result: dict[str, Any], folder: Path, path: Path) -> None:
 def tables(result: dict[str, Any]) -> str:
     """The tables of the README."""
     c, suffix = result["about"]["config"], result["suffix"]
-    published = [
-        row for row in result["order"]["target_mse"] if row["published"] and row["ratio"] == result["main"]
-    ]
-    verdicts = "; ".join(f"against {_label(row['rival'])}: {row['verdict']}" for row in published)
+    rows = [r for r in result["order"]["target_mse"] if r["published"] and r["ratio"] == result["main"]]
+    pooled, each = (
+        "; ".join(f"against {_label(r['rival'])}: {r['verdict']}" for r in rows if r["each"] == flag)
+        for flag in (False, True)
+    )
+    chosen = result["chosen"]
+    missed = "" if chosen["gamma_within_slack"] else " (the best one; none came within the slack)"
     lines = [
         f"{result['tasks']} test tasks, {c['context']} frames of context, sink {c['sink']}, window {c['window']} "
         f"chunks, {result['about']['device']}, {result['about']['dtype']}. Re-indexing is "
         f"{'on' if suffix else 'off'}, as validation chose. Errors: smaller is better.",
         "",
         f"**The published order at a budget of {result['main']}** (DeCoPrune better), by the error in the "
-        f"target's box: {verdicts}.",
+        f"target's box: {pooled}. With the same budget in each chunk: {each}. "
+        f"γ = {chosen['gamma']:.4g}{missed}, the threshold of decoprune@{chosen['gamma_ratio']}.",
         "",
         "| arm | PR | target PSNR, dB | target mse − full KV | target (1 − SSIM)/2 | target missed "
         "| view PSNR, dB | cache, MiB |",

@@ -1,8 +1,8 @@
 """Run every policy over the tasks, on one GPU in a few minutes or, with --smoke, on a CPU.
 
 Each arm leaves one file in the folder of the run as soon as it is done, so an interrupted run is started again
-and goes on; --seconds stops it between two arms. What is chosen (γ, whether to re-index, which heads are dynamic)
-is chosen on the validation tasks and written down before any test task is run. `summary.py` makes result.json
+and goes on; --seconds stops it between two arms. Thresholds, γ, dynamic heads, and whether to re-index are chosen
+on the validation tasks and written down before any test task is run. `summary.py` makes result.json
 from the files, `plot.py` the report.
 
     python -m experiments.prune_benchmark.run --world checkpoints/world --folder runs/prune
@@ -27,14 +27,18 @@ from statebridge.prune import (
     DeCoPruneHS,
     Full,
     HeadSplit,
+    Policy,
     Random,
+    Reindex,
     ReversedDiscrepancy,
+    ScoredPolicy,
     Streaming,
     TemporalDifference,
 )
 from statebridge.prune.adapters.small_world import SmallWorld
 from statebridge.prune.benchmark.arms import (
     Arm,
+    ArmResult,
     continuation_speed,
     run_arm,
     split_heads,
@@ -64,7 +68,7 @@ class Run:
     deadline: float
     dino: Any = None
 
-    def arm(self, arm: Arm, *, validation: bool = False, keep_scores: bool = False) -> dict[str, Any]:
+    def arm(self, arm: Arm, *, validation: bool = False) -> dict[str, Any]:
         """Run an arm unless its file is there already; returns what the file says."""
         name = f"{'validation' if validation else 'test'}/{arm.name}"
         path = self.folder / f"{name}.json"
@@ -72,15 +76,7 @@ class Run:
             return dict(json.loads(path.read_text(encoding="utf-8")))
         self.check_time()
         tasks, begun = self.validation if validation else self.test, time.perf_counter()
-        made = run_arm(
-            self.backbone,
-            tasks,
-            arm,
-            batch=self.config.batch,
-            seed=self.config.seed,
-            probe_step=self.config.probe_step,
-            keep_scores=keep_scores,
-        )
+        made = self._run(tasks, arm)
         truth, target = tasks.truth.cpu(), tasks.target.cpu()
         scores = score(made.frames, truth, target)
         if self.dino is not None:
@@ -98,8 +94,6 @@ class Run:
             "peak_bytes": made.peak_bytes,
             "seconds": time.perf_counter() - begun,
         }
-        if made.scores is not None:
-            content["thresholds"] = thresholds(made.scores, self.config.gamma_ratios)
         if not validation:
             frames = made.frames[: self.config.strips]
             np.savez_compressed(
@@ -113,6 +107,43 @@ class Run:
             flush=True,
         )
         return content
+
+    def threshold(
+        self, kind: type[ScoredPolicy], ratio: float, reindex: Reindex | None, **more: Any
+    ) -> float:
+        """Return the threshold at which a policy keeps `ratio` of what leaves the window, over all chunks together.
+
+        Scores depend on what was kept before, so the first threshold, from scores under a fixed budget a chunk, is
+        corrected once by the scores that it leads to itself.
+        """
+        path = self.folder / "thresholds" / f"{kind.name}@{ratio}.json"
+        if path.exists():
+            return float(json.loads(path.read_text(encoding="utf-8"))["threshold"])
+        self.check_time()
+        c, rows = self.config, self.validation.rows(slice(0, self.config.calibration))
+        policy = kind(c.sink, c.window, keep_ratio=ratio, **more)
+        share = policy.budget
+        assert share is not None
+        found: list[float] = []
+        for _ in range(2 if kind.probes else 1):  # without a probe, scores depend on the pictures alone
+            made = self._run(rows, Arm("calibration", policy, reindex), keep_scores=True)
+            assert made.scores is not None
+            found += thresholds(made.scores, (share,))
+            policy = kind(c.sink, c.window, threshold=found[-1], **more)
+        self.write(f"thresholds/{path.stem}", {"threshold": found[-1], "tried": found})
+        return found[-1]
+
+    def _run(self, tasks: Tasks, arm: Arm, keep_scores: bool = False) -> ArmResult:
+        c = self.config
+        return run_arm(
+            self.backbone,
+            tasks,
+            arm,
+            batch=c.batch,
+            seed=c.seed,
+            probe_step=c.probe_step,
+            keep_scores=keep_scores,
+        )
 
     def write(self, name: str, content: Any) -> None:
         """Write a JSON file of the run."""
@@ -173,31 +204,40 @@ def main() -> None:
 
 
 def choose(run: Run) -> dict[str, Any]:
-    """Choose on the validation tasks: re-indexing, the head split, γ."""
+    """Choose on the validation tasks: re-indexing, the head split, thresholds, γ."""
     path = run.folder / "chosen.json"
     if path.exists():
         return dict(json.loads(path.read_text(encoding="utf-8")))
     c = run.config
-    plain, moved = (run.arm(arm, validation=True) for arm in (Arm("full", Full(c.sink, c.window)), Arm(
-        "full+reindex", Full(c.sink, c.window), c.reindex)))  # fmt: skip
-    errors = {False: _error(plain), True: _error(moved)}
-    reindexed = errors[True] < errors[False]
+    errors = {
+        how is not None: _error(
+            run.arm(Arm(_suffixed("full", how), Full(c.sink, c.window), how), validation=True)
+        )
+        for how in (None, c.reindex)
+    }
+    reindex = c.reindex if errors[True] < errors[False] else None
     split = split_heads(run.backbone, run.validation, c.sink, c.window, c.share)
-    guide = Arm("guide", DeCoPrune(c.sink, c.window, keep_ratio=c.main), c.reindex if reindexed else None)
-    candidates = run.arm(guide, validation=True, keep_scores=True)["thresholds"]
+    found: dict[str, float] = {}
     tried = []
-    for ratio, gamma in zip(c.gamma_ratios, candidates, strict=True):
-        arm = Arm(f"gamma@{ratio}", DeCoPrune(c.sink, c.window, threshold=gamma), guide.reindex)
-        done = run.arm(arm, validation=True)
-        tried.append({"gamma": gamma, "target_mse": _error(done), "pr": done["pr"]})
-    allowed = [t for t in tried if t["target_mse"] <= c.gamma_slack * errors[reindexed]]
+    for ratio in c.ratios:
+        for kind in (TemporalDifference, ReversedDiscrepancy, DeCoPrune):
+            found[f"{kind.name}@{ratio}"] = run.threshold(kind, ratio, reindex)
+        if ratio <= split.share:
+            found[f"decoprune_hs@{ratio}"] = run.threshold(DeCoPruneHS, ratio, reindex, split=split)
+        name = f"decoprune@{ratio}"
+        policy = DeCoPrune(c.sink, c.window, threshold=found[name])
+        done = run.arm(Arm(_suffixed(name, reindex), policy, reindex), validation=True)
+        tried.append({"ratio": ratio, "gamma": found[name], "target_mse": _error(done), "pr": done["pr"]})
+    allowed = [t for t in tried if t["target_mse"] <= c.gamma_slack * errors[reindex is not None]]
     # with none good enough, the best one is taken and said to be no better than that
     gamma = max(allowed, key=lambda t: t["gamma"]) if allowed else min(tried, key=lambda t: t["target_mse"])
     chosen = {
-        "reindexed": reindexed,
+        "reindexed": reindex is not None,
         "full_target_mse": {"plain": errors[False], "reindexed": errors[True]},
         "dynamic": split.dynamic,
+        "thresholds": found,
         "gamma": gamma["gamma"],
+        "gamma_ratio": gamma["ratio"],
         "gamma_within_slack": bool(allowed),
         "gamma_tried": tried,
     }
@@ -205,55 +245,49 @@ def choose(run: Run) -> dict[str, Any]:
     return chosen
 
 
-def report(run: Run, chosen: dict[str, Any]) -> None:
-    """Run all arms on the test tasks: first what the headline needs, then the curves."""
-    c = run.config
-    split = HeadSplit(tuple(map(tuple, chosen["dynamic"])))
-    here = c.reindex if chosen["reindexed"] else None
-    other = None if chosen["reindexed"] else c.reindex
+def policies(run: Run, chosen: dict[str, Any], ratio: float, each: bool = False) -> dict[str, Policy]:
+    """Return the policies at one budget, by name: over all chunks together, or the same in each chunk."""
+    c, split = run.config, HeadSplit(tuple(map(tuple, chosen["dynamic"])))
     chunks = c.context // run.backbone.model.config.grid.frames
+    made: dict[str, Policy] = {}
+    kinds: list[type[ScoredPolicy]] = [DeCoPrune, TemporalDifference, ReversedDiscrepancy]
+    if ratio <= split.share:
+        kinds.append(DeCoPruneHS)
+    for kind in kinds:
+        more: dict[str, Any] = {"split": split} if kind is DeCoPruneHS else {}
+        name = f"{kind.name}@{ratio}"
+        budget = {"keep_ratio": ratio} if each else {"threshold": chosen["thresholds"][name]}
+        made[f"{name}-each" if each else name] = kind(c.sink, c.window, **budget, **more)
+    if not each:
+        made[f"random@{ratio}"] = Random(c.sink, c.window, keep_ratio=ratio)
+        made[f"streaming@{ratio}"] = streaming_at(ratio, chunks, c.sink, c.window)
+    return made
 
-    def arms(ratio: float) -> list[tuple[str, Any]]:
-        scored = {"random": Random, "temporal_difference": TemporalDifference}
-        scored |= {"reversed_discrepancy": ReversedDiscrepancy, "decoprune": DeCoPrune}
-        made = [(f"{name}@{ratio}", cls(c.sink, c.window, keep_ratio=ratio)) for name, cls in scored.items()]
-        if ratio <= split.share:
-            made.append(
-                (f"decoprune_hs@{ratio}", DeCoPruneHS(c.sink, c.window, keep_ratio=ratio, split=split))
-            )
-        return [*made, (f"streaming@{ratio}", streaming_at(ratio, chunks, c.sink, c.window))]
 
-    plain = [
-        ("full", Full(c.sink, c.window)),
-        ("streaming", Streaming(c.sink, c.window)),
-        ("decoprune_gamma", DeCoPrune(c.sink, c.window, threshold=chosen["gamma"])),
-        ("decoprune_hs_gamma", DeCoPruneHS(c.sink, c.window, threshold=chosen["gamma"], split=split)),
-    ]
-    headline = [*plain, *arms(c.main)]
-    curves = [arm for ratio in c.ratios if ratio != c.main for arm in arms(ratio)]
-    for name, policy in headline:
-        run.arm(Arm(_suffixed(name, here), policy, here))
-    for name, policy in headline:
-        run.arm(Arm(_suffixed(name, other), policy, other))
-    for name, policy in curves:
-        run.arm(Arm(_suffixed(name, here), policy, here))
+def report(run: Run, chosen: dict[str, Any]) -> None:
+    """Run all arms on the test tasks: first what the headline needs, then the curves, then re-indexing."""
+    c = run.config
+    here, other = (c.reindex, None) if chosen["reindexed"] else (None, c.reindex)
+    plain = {"full": Full(c.sink, c.window), "streaming": Streaming(c.sink, c.window)}
+    headline = plain | policies(run, chosen, c.main)
+    curves = policies(run, chosen, c.main, each=True)
+    for ratio in c.ratios:
+        curves |= policies(run, chosen, ratio) if ratio != c.main else {}
+    for reindex, arms in ((here, headline), (here, curves), (other, headline)):
+        for name, policy in arms.items():
+            run.arm(Arm(_suffixed(name, reindex), policy, reindex))
 
 
 def speed(run: Run, chosen: dict[str, Any]) -> None:
     """Time the continuation under a few policies, and the peak memory meanwhile."""
     c = run.config
     reindex = c.reindex if chosen["reindexed"] else None
-    split = HeadSplit(tuple(map(tuple, chosen["dynamic"])))
-    policies = [
-        Full(c.sink, c.window),
-        Streaming(c.sink, c.window),
-        DeCoPrune(c.sink, c.window, keep_ratio=c.main),
-        DeCoPrune(c.sink, c.window, threshold=chosen["gamma"]),
-        DeCoPruneHS(c.sink, c.window, keep_ratio=c.main, split=split),
-    ]
-    names = ("full", "streaming", f"decoprune@{c.main}", "decoprune_gamma", f"decoprune_hs@{c.main}")
+    arms: dict[str, Policy] = {"full": Full(c.sink, c.window), "streaming": Streaming(c.sink, c.window)}
+    for ratio in dict.fromkeys((c.main, chosen["gamma_ratio"])):
+        made = policies(run, chosen, ratio)
+        arms |= {name: made[name] for name in (f"decoprune@{ratio}", f"decoprune_hs@{ratio}") if name in made}
     for rows in c.speed_rows:
-        for name, policy in zip(names, policies, strict=True):
+        for name, policy in arms.items():
             path = f"speed/{name}-{rows}"
             if (run.folder / f"{path}.json").exists():
                 continue

@@ -63,19 +63,27 @@ def summarise(folder: Path) -> dict[str, Any]:
 
 
 def _order(table: ScoreTable, suffix: str, ratios: list[float]) -> list[dict[str, Any]]:
-    """DeCoPrune and its head-specific variant against every rival at every budget."""
+    """DeCoPrune and its head-specific variant against every rival at every budget, in both ways of spending it."""
     found = []
-    for ratio in ratios:
-        for ours in ("decoprune", "decoprune_hs"):
-            for rival in (*RIVALS, *(("decoprune",) if ours == "decoprune_hs" else ())):
-                pair = (f"{ours}@{ratio}{suffix}", f"{rival}@{ratio}{suffix}")
-                if set(pair) <= set(table.arms):
-                    gap = difference(table, *pair, _BOOTSTRAP)
+    for each in (False, True):
+        for ratio in ratios:
+
+            def arm(policy: str, each: bool = each, ratio: float = ratio) -> str:
+                # random and streaming spend the same in each chunk anyway
+                form = "-each" if each and policy not in ("random", "streaming") else ""
+                return f"{policy}@{ratio}{form}{suffix}"
+
+            for ours in ("decoprune", "decoprune_hs"):
+                for rival in (*RIVALS, *(("decoprune",) if ours == "decoprune_hs" else ())):
+                    if not {arm(ours), arm(rival)} <= set(table.arms):
+                        continue
+                    gap = difference(table, arm(ours), arm(rival), _BOOTSTRAP)
                     found.append(
                         {
                             "ours": ours,
                             "rival": rival,
                             "ratio": ratio,
+                            "each": each,
                             "published": ours == "decoprune" and rival in PUBLISHED,
                             "difference": _plain(gap),
                             "verdict": _verdict(gap),
@@ -95,13 +103,12 @@ def _kinds(
 ) -> list[dict[str, Any]]:
     """The headline arms for each kind of task alone."""
     rows = []
-    shown = (f"@{main}{suffix}", f"streaming{suffix}", f"_gamma{suffix}", full)
+    shown = [arm for arm in arms if arm in (full, f"streaming{suffix}") or arm.endswith(f"@{main}{suffix}")]
     for kind in dict.fromkeys(task.split("-")[0] for task in arms[full]["tasks"]):
         mine = [i for i, task in enumerate(arms[full]["tasks"]) if task.startswith(kind)]
-        for arm, content in arms.items():
-            if arm.endswith(shown) and content["reindexed"] == bool(suffix):
-                means = {name: sum(content["scores"][name][i] for i in mine) / len(mine) for name in names}
-                rows.append({"kind": kind, "tasks": len(mine), "arm": arm} | means)
+        for arm in shown:
+            means = {name: sum(arms[arm]["scores"][name][i] for i in mine) / len(mine) for name in names}
+            rows.append({"kind": kind, "tasks": len(mine), "arm": arm} | means)
     return rows
 
 
@@ -140,7 +147,7 @@ def main() -> None:
     for row in result["order"]["target_mse"]:
         d = row["difference"]
         print(
-            f"{row['ours']} − {row['rival']} at {row['ratio']}: {d['estimate']:+.5f} "
+            f"{row['ours']} − {row['rival']} at {row['ratio']}{' each' if row['each'] else ''}: {d['estimate']:+.5f} "
             f"[{d['low']:+.5f}, {d['high']:+.5f}]  {row['verdict']}"
         )
 

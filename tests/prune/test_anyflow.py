@@ -121,6 +121,23 @@ def test_head_groups_and_padding_read_like_one_group(full: tuple[PrunedSession, 
     assert (whole[:, 0] - whole[:, 1]).abs().max() > 0.01
 
 
+def test_padding_of_a_row_takes_no_part(full: tuple[PrunedSession, list[torch.Tensor]]) -> None:
+    session, _ = full
+    draw = torch.Generator().manual_seed(2)
+    query, key, value = (torch.randn(2, 2, 5, 12, generator=draw) for _ in range(3))
+    keep = torch.ones(2, CHUNKS * TOKENS, dtype=torch.bool)
+    keep[1, 10:50] = False
+    ragged = session.backbone.read(session.cache.gather(keep), None)
+    assert ragged[0].valid is not None
+    together = attend_groups(0, query, key, value, ragged)
+    (slots,) = session.backbone.read(session.cache, None)
+    for row in range(2):
+        k = torch.cat([slots.keys[0][row][:, keep[row]], key[row]], 1)
+        v = torch.cat([slots.values[0][row][:, keep[row]], value[row]], 1)
+        alone = (query[row] @ k.transpose(1, 2) / 12**0.5).softmax(-1) @ v
+        torch.testing.assert_close(together[row], alone, atol=1e-5, rtol=1e-4)  # float32, another order
+
+
 def test_ragged_rows_and_head_groups_run_and_shrink() -> None:
     session, made = rollout(DeCoPruneHS(threshold=0.3, split=SPLIT, window=1))
     dynamic, static = session.cache.groups
@@ -129,14 +146,15 @@ def test_ragged_rows_and_head_groups_run_and_shrink() -> None:
 
 
 def test_patches_are_read_in_the_order_of_keys() -> None:
-    model = backbone()
-    x = torch.zeros(1, FRAMES, 4, SIDE, SIDE)
+    adapted = AnyFlow(
+        tiny_model(), height=SIDE, width=SIDE + 4, frames=FRAMES
+    )  # 4 × 6 patches, so that axes differ
+    x = torch.zeros(1, FRAMES, 4, SIDE, SIDE + 4)
     x[0, 1, :, 2:4, 6:8] = 1.0  # frame 1, patch row 1, patch column 3
-    assert model.tokens(x).sum(-1).nonzero().tolist() == [[0, 16 + 4 + 3]]
-    embedded = model.model.patch_embedding(x.transpose(1, 2)) - model.model.patch_embedding(
-        0 * x.transpose(1, 2)
-    )
-    assert embedded.flatten(2).abs().sum(1).nonzero().tolist() == [[0, 16 + 4 + 3]]
+    assert adapted.tokens(x).sum(-1).nonzero().tolist() == [[0, 24 + 6 + 3]]
+    embed = adapted.model.patch_embedding
+    embedded = embed(x.transpose(1, 2)) - embed(0 * x.transpose(1, 2))
+    assert embedded.flatten(2).abs().sum(1).nonzero().tolist() == [[0, 24 + 6 + 3]]
 
 
 def test_compressed_history_is_refused() -> None:

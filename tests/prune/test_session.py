@@ -98,6 +98,14 @@ def test_a_generated_chunk_costs_no_further_call(policy: Policy) -> None:
     assert len(calls) == (2 if policy.probes else 1)
 
 
+def test_a_generated_chunk_is_scored_off_its_own_trajectory() -> None:
+    session, _ = rollout(DeCoPrune(threshold=HALF), observed=2, generated=0)
+    trajectory = session.generate(chunk(2)[1])
+    patches = session.backbone.model.config.grid.patchify
+    expected = (patches(trajectory.predictions[2]) - patches(trajectory.final)).square().mean(-1)
+    assert torch.equal(session.pending[2], expected)
+
+
 def test_an_observed_chunk_is_scored_at_its_own_time_against_the_kept_history() -> None:
     session, _ = rollout(DeCoPrune(threshold=HALF, window=1), observed=4, generated=0)
     before, (clean, condition) = session.cache, chunk(4)
@@ -185,6 +193,15 @@ def test_every_policy_meets_the_same_noise() -> None:
     for number in range(2):
         (a, b) = (session.generate(chunk(number)[1]).final for session in (first, second))
         assert torch.equal(a, b)
+
+
+def test_every_chunk_and_every_use_has_noise_of_its_own() -> None:
+    session, _ = rollout(Full(), observed=1, generated=0)
+    drawn = [torch.randn(4, generator=session._generator(use)) for use in range(3)]
+    session.observe(*chunk(1))
+    drawn += [torch.randn(4, generator=session._generator(use)) for use in range(3)]
+    drawn.append(torch.randn(4, generator=PrunedSession(tiny_backbone(), Full(), seed=4)._generator(0)))
+    assert len({tuple(x.tolist()) for x in drawn}) == len(drawn)
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,13 @@ def save_strips(blocks: Sequence[Mapping[str, Any]], path: Path) -> None:
     wide = max(len(frames) for block in blocks for frames in block.values())
     with palette.style():
         size = (1.6 + 0.85 * wide, (0.85 * rows + 0.15) * len(blocks))
-        figure, axes = plt.subplots(len(blocks), 1, figsize=size, squeeze=False, layout="constrained")
+        figure, axes = plt.subplots(len(blocks), 1, figsize=size, squeeze=False, layout="compressed")
         for block, axis in zip(blocks, axes[:, 0], strict=True):
             picture = np.concatenate([_row(frames) for frames in block.values()])
             axis.imshow(picture, interpolation="nearest")
             side = picture.shape[0] / len(block)
             axis.set_yticks(
-                [side * (i + 0.5) for i in range(len(block))], [name.replace(" ", "\n") for name in block]
+                [side * (i + 0.5) for i in range(len(block))], [name.replace("_", " ").replace(" ", "\n") for name in block]
             )
             axis.tick_params(length=0)
             axis.set_xticks([])
