@@ -7,7 +7,7 @@ from statebridge.bridge.turns import TurnPair
 from statebridge.capture.load import load_tokenizer
 from statebridge.capture.shapes import random_model
 from statebridge.errors import ConfigError, UnsupportedModel
-from statebridge.reproduce.config import ModelsConfig
+from statebridge.reproduce.config_parts import ModelsConfig
 
 
 def open_pair(config: ModelsConfig, device: str, receiver_device: str | None = None) -> ModelPair:

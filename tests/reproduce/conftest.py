@@ -11,7 +11,7 @@ import tiny_pair
 from statebridge.bridge import CalibrateConfig, DocumentsConfig, FitConfig, ModelPair
 from statebridge.evaluate.config import EvaluateConfig, GateConfig, published_gates
 from statebridge.reproduce import SuiteConfig, reproduce
-from statebridge.reproduce.config import LongConfig, ModelsConfig, RestoreConfig, ShiftedConfig
+from statebridge.reproduce.config_parts import LongConfig, ModelsConfig, RestoreConfig, ShiftedConfig
 
 PROSE = DocumentsConfig(source="installed:200")
 LENGTHS = {"documents": PROSE, "count": 4, "prefix": 32, "targets": 6, "batch_size": 2, "resamples": 50}

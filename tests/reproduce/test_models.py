@@ -17,7 +17,7 @@ from statebridge.bridge.turns import TurnPair
 from statebridge.errors import ConfigError, UnsupportedModel
 from statebridge.evaluate.config import GenerationConfig, RecallConfig
 from statebridge.reproduce import SuiteConfig, open_pair, reproduce
-from statebridge.reproduce.config import ModelsConfig
+from statebridge.reproduce.config_parts import ModelsConfig
 from statebridge.reproduce.stages import read_json
 
 

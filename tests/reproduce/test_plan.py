@@ -15,7 +15,7 @@ from statebridge.capture import prefill
 from statebridge.capture.shapes import random_model, shape_of, size_of
 from statebridge.errors import ConfigError, UnsupportedModel
 from statebridge.reproduce import SuiteConfig
-from statebridge.reproduce.config import ThroughputConfig
+from statebridge.reproduce.config_parts import ThroughputConfig
 from statebridge.reproduce.dry_run import dry_run
 from statebridge.state import LayerSpec
 
