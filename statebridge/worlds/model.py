@@ -240,7 +240,8 @@ class WorldModel(nn.Module):
             coordinates,
             index.repeat_interleave(c.grid.frame_tokens),
             chunk,
-            float(conditioning.times[0, -1]) + 1.0,
+            # a device has to wait to tell a time, so it is asked only where the chunk is kept
+            math.nan if number is None else float(conditioning.times[0, -1]) + 1.0,
         )
         return x0, written
 
