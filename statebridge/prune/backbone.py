@@ -46,15 +46,12 @@ class Geometry:
         Attention layers, heads of each, channels of a head.
     frame_tokens
         Tokens of a frame.
-    branches
-        Rows that one sample takes, 2 where guidance runs a second branch.
     """
 
     layers: int
     heads: int
     head_dim: int
     frame_tokens: int
-    branches: int = 1
 
 
 class Backbone(Protocol):

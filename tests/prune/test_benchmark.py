@@ -27,7 +27,7 @@ from statebridge.prune.benchmark.arms import (
     streaming_at,
     thresholds,
 )
-from statebridge.prune.benchmark.scores import boxes_of, psnr, score, ssim
+from statebridge.prune.benchmark.scores import boxes_of, dino_score, psnr, score, ssim
 from statebridge.prune.benchmark.tasks import LOOK, Tasks, make_tasks
 from statebridge.stats import Interval
 from statebridge.worlds import Rotary, WorldConfig, WorldModel
@@ -169,6 +169,32 @@ def test_the_threshold_of_a_share_keeps_that_share(backbone: SmallWorld, tasks: 
     low, high = thresholds(guide.scores, (0.5, 0.1))
     assert low < high
     assert (guide.scores > high).double().mean() == pytest.approx(0.1, abs=0.001)
+
+
+def test_thresholds_count_and_do_not_interpolate() -> None:
+    scores = torch.tensor([[3.0, 1.0, 2.0, torch.inf]])
+    assert thresholds(scores, (0.0, 0.25, 0.5, 1.0)) == [float("inf"), 3.0, 2.0, -float("inf")]
+
+
+def test_dino_tells_crops_apart(tmp_path: Path) -> None:
+    from transformers import Dinov2Config, Dinov2Model
+
+    torch.manual_seed(0)
+    shape = Dinov2Config(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14
+    )
+    Dinov2Model(shape).save_pretrained(tmp_path)
+    distance = dino_score(tmp_path, "cpu")
+    truth = torch.rand(1, 1, 3, 16, 16, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    target = torch.zeros(1, 1, 16, 16, dtype=torch.bool)
+    target[..., 4:12, 2:9] = True
+    outside = torch.where(target[:, :, None], truth, -truth)
+    inside = torch.where(target[:, :, None], -truth, truth)
+    same, other = distance(outside, truth, target)[0], distance(inside, truth, target)[0]
+    assert same == pytest.approx(0, abs=1e-5)
+    assert other > 1e-3
+    with pytest.raises(PruneError, match="no DINOv2 model"):
+        dino_score(tmp_path / "nothing", "cpu")
 
 
 def test_speed_is_measured_from_one_history(backbone: SmallWorld, tasks: Tasks) -> None:

@@ -31,8 +31,10 @@ from statebridge.prune import (
     prune_chunk,
 )
 from statebridge.prune.adapters.small_world import SmallWorld
+from statebridge.prune.attention import chosen_mass
 from statebridge.sessions import SessionStore
 from statebridge.worlds import HistoryCache, predict_at
+from statebridge.worlds.cache import RotatedSlots
 
 SPLIT = HeadSplit(((True, False, False), (True, True, False)))
 HALF = 0.8  # near the median discrepancy of the tiny world, so that rows keep different numbers
@@ -270,20 +272,26 @@ def test_adapters_that_cannot_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_heads_are_split_by_the_mass_they_put_on_the_middle() -> None:
     session, _ = rollout(Full(sink=1, window=2))
-    split = measure_split(session, *chunk(6), share=0.5)
-    # by hand, in the first layer, from the same queries and keys
     backbone, (clean, condition) = session.backbone, chunk(6)
-    slots = session.cache.groups[0]
-    middle = (slots.chunks >= 1) & (slots.chunks < 4)
-    history = backbone.read(session.cache, None)
+    chunks = session.cache.groups[0].chunks
+    middle, history = (chunks >= 1) & (chunks < 4), backbone.read(session.cache, None)
     mass = backbone.attention_mass(history, session.clock, clean, condition, middle)
-    ((_, written),) = [backbone.model(clean, torch.zeros(2), condition, history, 6)]
     assert mass.shape == (LAYERS, 3)
-    assert HeadSplit.from_mass(mass, 0.5) == split
+    assert HeadSplit.from_mass(mass, 0.5) == measure_split(session, clean, condition, share=0.5)
     everywhere = backbone.attention_mass(history, session.clock, clean, condition, torch.ones_like(middle))
     assert bool((mass < everywhere).all())
     assert bool((everywhere < 1).all())  # the chunk itself takes the rest
-    assert torch.isfinite(written.keys[0]).all()
+
+
+def test_mass_is_a_share_of_the_softmax() -> None:
+    draw = torch.Generator().manual_seed(0)
+    query, own = (torch.randn(1, 2, 3, 4, generator=draw) for _ in range(2))
+    keys = torch.randn(1, 2, 5, 4, generator=draw)
+    chosen = torch.tensor([[True, False, False, True, False]])
+    history = (RotatedSlots(((0, 1),), (keys,), (keys,), None),)
+    weights = (query @ torch.cat([keys, own], 2).transpose(2, 3) / 2).softmax(-1)
+    expected = (weights[..., 0] + weights[..., 3]).mean((0, 2))
+    torch.testing.assert_close(chosen_mass(0, query, own, history, chosen), expected)
 
 
 def test_a_split_is_not_measured_where_nothing_lies_in_the_middle() -> None:

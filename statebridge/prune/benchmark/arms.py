@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ from statebridge.prune.policies import Full, Streaming
 from statebridge.prune.policy import Policy
 from statebridge.prune.rotary import Reindex
 from statebridge.prune.session import PrunedSession
-from statebridge.stats.bootstrap import Array
 
 Progress = Callable[[int, int], None]
 
@@ -245,6 +245,7 @@ def continuation_speed(
 
 
 def thresholds(scores: Tensor, ratios: Sequence[float]) -> list[float]:
-    """Return the γ that keeps each share of these scores over all chunks and tasks together."""
-    flat: Array = np.sort(scores.double().flatten().numpy())
-    return [float(np.quantile(flat, 1 - ratio)) for ratio in ratios]
+    """Return for each share the γ above which it lies, over all chunks and tasks together; −∞ for everything."""
+    flat = scores.double().flatten().sort().values
+    kept = [int(ratio * len(flat) + 0.5) for ratio in ratios]
+    return [float(flat[len(flat) - count - 1]) if count < len(flat) else -math.inf for count in kept]

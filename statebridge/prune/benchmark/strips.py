@@ -41,7 +41,8 @@ def save_strips(blocks: Sequence[Mapping[str, Any]], path: Path) -> None:
             axis.imshow(picture, interpolation="nearest")
             side = picture.shape[0] / len(block)
             axis.set_yticks(
-                [side * (i + 0.5) for i in range(len(block))], [name.replace("_", " ").replace(" ", "\n") for name in block]
+                [side * (i + 0.5) for i in range(len(block))],
+                [name.replace("_", " ").replace(" ", "\n") for name in block],
             )
             axis.tick_params(length=0)
             axis.set_xticks([])
