@@ -150,21 +150,23 @@ def _verdicts(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _print_plan(config: SuiteConfig, experiment: str, format: Format) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    from statebridge.reproduce.dry_run import HEADER, dry_run
+    from statebridge.reproduce.dry_run import HELD, READ, dry_run
 
     plan = dry_run(config, experiment)
     if format is Format.json:
         print_json(plan.as_dict())
         return
-    table = Table()
-    for number, name in enumerate(HEADER):
-        table.add_column(name, justify="left" if number == 0 else "right")
-    for row in plan.rows():
-        table.add_row(*row)
     console = Console(highlight=False)
-    console.print(table)
+    for header, rows in ((READ, plan.read()), (HELD, plan.held())):
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for number, name in enumerate(header):
+            table.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*row, style="bold" if row is rows[-1] else None)
+        console.print(table)
     for line in plan.notes():
         console.print(line, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What a run would do, as a table: stages, documents, passes, tokens, bytes and time, and no weight loaded."""
+"""What a run would do, as tables: stages, documents, passes, tokens, bytes and time, and no weight loaded."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from statebridge.reproduce.plan import Expected, Sizes, expect, total
 from statebridge.reproduce.stages import stages_of
 from statebridge.reproduce.suite import size
 
-HEADER = (
+#: Columns of what is read, and of what is held: two tables, because one would not fit into a terminal of 80 columns.
+READ = (
     "stage",
-    "documents",
-    "source passes",
-    "source tokens",
-    "receiver passes",
-    "receiver tokens",
-    "with gradients",
-    "on the device",
-    "on disk",
-    "time",
+    "docu-\nments",
+    "source\npasses",
+    "source\ntokens",
+    "receiver\npasses",
+    "receiver\ntokens",
+    "with\ngradients",
 )
+HELD = ("stage", "on the device", "on disk", "time")
 
 
 @dataclass(frozen=True)
@@ -59,26 +58,30 @@ class DryRun:
             },
         }
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """One row per stage and one for all, in the order of `HEADER`."""
+    def read(self) -> list[tuple[str, ...]]:
+        """Documents, passes and tokens: one row per stage and one for all, in the order of `READ`."""
+        counts = (
+            "documents",
+            "source_passes",
+            "source_tokens",
+            "receiver_passes",
+            "receiver_tokens",
+            "trained_tokens",
+        )
+        return [
+            (name, *(f"{getattr(stage, count):,}" if getattr(stage, count) else "" for count in counts))
+            for name, stage in self._rows()
+        ]
+
+    def held(self) -> list[tuple[str, ...]]:
+        """Bytes and time: one row per stage and one for all, in the order of `HELD`."""
         return [
             (
                 name,
-                *(
-                    f"{value:,}" if value else ""
-                    for value in (
-                        stage.documents,
-                        stage.source_passes,
-                        stage.source_tokens,
-                        stage.receiver_passes,
-                        stage.receiver_tokens,
-                        stage.trained_tokens,
-                    )
-                ),
                 *(size(value) if value else "" for value in (stage.device_bytes, stage.disk_bytes)),
                 _time(stage.seconds(self.config)),
             )
-            for name, stage in [*self.stages.items(), ("total", self.whole)]
+            for name, stage in self._rows()
         ]
 
     def notes(self) -> list[str]:
@@ -104,6 +107,9 @@ class DryRun:
             else "Time: of forward passes; the solving of maps and the disk come on top."
         )
         return lines
+
+    def _rows(self) -> list[tuple[str, Expected]]:
+        return [*self.stages.items(), ("total", self.whole)]
 
     def _with_time(self, stage: Expected) -> dict[str, Any]:
         return dataclasses.asdict(stage) | {"seconds": stage.seconds(self.config)}

@@ -77,6 +77,32 @@ def test_the_plan_is_a_table(tmp_path: Path) -> None:
     assert "selection" not in result.stdout
 
 
+def test_the_plan_fits_into_a_terminal_of_80_columns(tmp_path: Path) -> None:
+    arguments = [
+        "reproduce",
+        "all",
+        "--config",
+        str(CONFIGS / "qwen3_5_4b_9b.yaml"),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    arguments += ["--set", "shifted.proposals.documents.source=books", "--dry-run"]
+    plain = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"}).stdout
+    table, _ = plain.split("source: Qwen")
+    assert max(map(len, table.splitlines())) <= 80
+    rows = [line.split() for line in table.splitlines()]
+    stages = json.loads(CliRunner().invoke(app, [*arguments, "--format", "json"]).stdout)["stages"]
+    assert "shifted/proposals" in stages
+    for name, stage in stages.items():
+        read, held = (row for row in rows if row and row[0] == name)
+        assert read[1:] == [
+            f"{value:,}"
+            for key, value in stage.items()
+            if value and ("passes" in key or "tokens" in key or key == "documents")
+        ]
+        assert held[-1] in ("min", "h")
+
+
 @pytest.mark.slow
 def test_random_weights_take_the_shape_alone(tmp_path: Path) -> None:
     """The shipped pair's shapes with random weights, experiment 1: nothing of the checkpoints is used."""
