@@ -7,7 +7,7 @@ from statebridge.sessions.index import Checkpoint
 from statebridge.sessions.maintenance import Collected, Verified
 from statebridge.sessions.manifest import Manifest
 from statebridge.sessions.runtime import SessionRuntime
-from statebridge.sessions.runtime_tiers import Usage
+from statebridge.sessions.runtime_records import Usage
 from statebridge.sessions.session import Buffer, BufferKind, BufferSpec, Session
 from statebridge.sessions.store import SessionStore
 

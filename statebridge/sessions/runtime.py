@@ -17,19 +17,19 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from statebridge.errors import BudgetError, StoreError
-from statebridge.sessions.index import Checkpoint
-from statebridge.sessions.policies import LRU, Policy
-from statebridge.sessions.runtime_memory import Record
+from statebridge.errors import StoreError
+from statebridge.sessions.policies import LRU, Policy, checked_relevance
+from statebridge.sessions.runtime_keeping import Keeping
 from statebridge.sessions.runtime_protocol import Engine, RunningSession
-from statebridge.sessions.runtime_tiers import Tiers, Usage
+from statebridge.sessions.runtime_tiers import Tiers
+from statebridge.sessions.session import random_last
 from statebridge.sessions.store import SessionStore
 
 if TYPE_CHECKING:
     from statebridge.bridge import Bridge
 
 
-class SessionRuntime:
+class SessionRuntime(Keeping):
     """Sessions that take turns on one device.
 
     Parameters
@@ -62,10 +62,9 @@ class SessionRuntime:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         engine: Engine = model if hasattr(model, "fresh") else _language_engine(model)
-        self.store = store
-        self._tiers = Tiers(engine, store, device_budget, host_budget, policy or LRU(), may_lose, clock)
+        super().__init__(Tiers(engine, store, device_budget, host_budget, policy or LRU(), may_lose, clock))
 
-    # beginning and ending
+    # beginning
 
     def new(self, id: str, **begin: Any) -> None:
         """Begin a session and make it the active one; `begin` goes to the engine.
@@ -77,7 +76,7 @@ class SessionRuntime:
         StoreError
             When the name cannot be used, or a session that must leave cannot be stored.
         """
-        record = self._tiers.new_record(id)
+        record = self._tiers.new_record(id, unstored=True)
         self._tiers.expire()
         record.session = self._tiers.engine.fresh(**begin)
         self._tiers.admit(record.session)
@@ -97,28 +96,11 @@ class SessionRuntime:
         if self.store is None:
             raise StoreError(f"Session {id} cannot be opened: the runtime has no store.")
         if checkpoint is None:
-            if not (named := self._tiers.stored(id)):
-                raise StoreError(
-                    f"The store has no session named {id}; `statebridge sessions ls` shows what it has."
-                )
-            checkpoint = max(named, key=lambda c: c.created).id
-        record.checkpoint = record.kept = checkpoint
-        record.changed = False
+            checkpoint = self._tiers.newest(id)
         self._tiers.expire()
+        record.checkpoint = record.kept = self._tiers.lasting(checkpoint, id)
+        record.changed = False
         self._tiers.activate(record)
-
-    def close(self, id: str | None = None) -> str:
-        """Store a session, forget it here, and return its checkpoint; `open` brings it back."""
-        checkpoint = self.checkpoint(id)
-        self._forget(self._tiers.find(id))
-        return checkpoint
-
-    def delete(self, id: str) -> None:
-        """Forget a session, and delete every checkpoint that carries its name; its forks stay whole."""
-        self._forget(self._tiers.find(id, sound=False))
-        for checkpoint in self._tiers.stored(id):
-            assert self.store is not None
-            self.store.delete(checkpoint.id)
 
     # the active session
 
@@ -197,8 +179,8 @@ class SessionRuntime:
         """
         tiers = self._tiers
         tiers.expire()
-        parent, record = tiers.find(id), tiers.new_record(child)
-        record.relevance = relevance
+        parent, record = tiers.find(id), tiers.new_record(child, unstored=True)
+        record.relevance = checked_relevance(child, relevance)
         parent.kept = record.kept = parent.checkpoint  # the child's line goes through it
         if parent.session is None:
             assert self.store is not None
@@ -207,7 +189,7 @@ class SessionRuntime:
             record.changed = False
         else:
             session = tiers.engine.fresh()
-            session.load(parent.session.buffers())
+            session.load(random_last(parent.session.buffers()))
             tiers.admit(session)
             record.session = session
         tiers.used(parent)
@@ -218,60 +200,6 @@ class SessionRuntime:
         if record.session is not None and not tiers.make_room(record):
             tiers.evict(record)
         tiers.records[child] = record
-
-    def evict(self, id: str) -> None:
-        """Move a session out of memory now."""
-        record = self._tiers.find(id, sound=False)
-        if record.pinned:
-            raise BudgetError(f"Session {id} is pinned; unpin it before it may leave memory.")
-        if record.session is not None:
-            self._tiers.evict(record)
-
-    def pin(self, id: str, pinned: bool = True) -> None:
-        """Keep a session in memory, or let it go again."""
-        self._tiers.find(id).pinned = pinned
-
-    def mark(self, id: str, relevance: float) -> None:
-        """Say how much a session matters to what comes; policies keyed by relevance keep the highest."""
-        self._tiers.find(id).relevance = relevance
-
-    # durability
-
-    def checkpoint(self, id: str | None = None) -> str:
-        """Store a session, by default the active one; what is given back is durable and stays in the store."""
-        record = self._tiers.find(id)
-        self._tiers.save(record, kept=True)
-        assert record.checkpoint is not None  # else saving has failed
-        return record.checkpoint
-
-    def revert(self, id: str) -> None:
-        """Go back to the latest checkpoint of a session, for example after a step that failed half-way."""
-        record = self._tiers.find(id, sound=False)
-        if record.checkpoint is None:
-            raise StoreError(f"Session {id} was never stored, so there is nothing to go back to; delete it.")
-        was_active = record is self._tiers.active
-        self._tiers.drop(record)
-        record.broken = record.changed = False
-        if was_active:
-            self._tiers.activate(record)
-
-    def lineage(self, id: str | None = None) -> tuple[Checkpoint, ...]:
-        """The session's latest checkpoint, that one's parent, and so on."""
-        record = self._tiers.find(id, sound=False)
-        if self.store is None or record.checkpoint is None:
-            return ()
-        return self.store.lineage(record.checkpoint)
-
-    # looking
-
-    @property
-    def active(self) -> RunningSession | None:
-        """The session on the device, to look at; None without."""
-        return None if self._tiers.active is None else self._tiers.active.session
-
-    def usage(self) -> Usage:
-        """Bytes that are held now, and who is where."""
-        return self._tiers.usage()
 
     # inside
 
@@ -290,10 +218,6 @@ class SessionRuntime:
             record.broken = not session.sound
             record.growth = (record.growth + session.nbytes() - before) / 2
             self._tiers.used(record)
-
-    def _forget(self, record: Record) -> None:
-        self._tiers.drop(record)
-        del self._tiers.records[record.id]
 
 
 def _language_engine(model: Any) -> Engine:

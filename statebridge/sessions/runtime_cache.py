@@ -82,6 +82,16 @@ def to_host(live: Continuation) -> HybridState:
     return HybridState(layers, live.bookkeeping).validate()
 
 
+def carried(generator: torch.Generator, device: torch.device) -> torch.Generator:
+    """A generator on `device` that goes on where another one stands; of another kind, it begins from its seed."""
+    there = torch.Generator(device)
+    if there.device.type == generator.device.type:
+        there.set_state(generator.get_state())
+    else:
+        there.manual_seed(generator.initial_seed())
+    return there
+
+
 @contextlib.contextmanager
 def drawing_from(generator: torch.Generator, seed: int | None) -> Iterator[None]:
     """Let the device's default generator go on where `generator` stands; afterwards each has its own again."""

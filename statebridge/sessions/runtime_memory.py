@@ -9,67 +9,14 @@ user asked for is kept. Knows policies and the store, nothing of what a session 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 
-from statebridge.errors import BudgetError, StoreError
+from statebridge.errors import BudgetError, ConfigError, StoreError
 from statebridge.sessions.policies import Policy, Resident
-from statebridge.sessions.runtime_protocol import RunningSession
+from statebridge.sessions.runtime_records import EVICTED, Record, Records, label_of
 from statebridge.sessions.store import SessionStore
 
 
-@dataclass
-class Record:
-    """A session of a runtime and where it is.
-
-    Attributes
-    ----------
-    id
-        Its name.
-    session
-        The session in memory; None when it is on disk or lost.
-    checkpoint
-        Latest checkpoint of this session; None without.
-    kept
-        Latest checkpoint of its line that was asked for: the parent of the next one.
-    changed
-        Whether it differs from `checkpoint`.
-    broken
-        A step failed after it had begun to write.
-    nbytes
-        Bytes in memory when it was last moved or used; at rest nothing changes them.
-    pinned, relevance, turn, used_at, growth
-        What policies see (`Resident`).
-    """
-
-    id: str
-    session: RunningSession | None = None
-    checkpoint: str | None = None
-    kept: str | None = None
-    changed: bool = True
-    broken: bool = False
-    nbytes: int = 0
-    pinned: bool = False
-    relevance: float = 0.0
-    turn: int = 0
-    used_at: float = 0.0
-    growth: float = 0.0
-
-    @property
-    def lost(self) -> bool:
-        """Whether nothing of it is left."""
-        return self.session is None and self.checkpoint is None
-
-    def resident(self) -> Resident:
-        """What a policy sees of it."""
-        return Resident(self.id, self.nbytes, self.turn, self.used_at, self.relevance, self.growth)
-
-    def measure(self) -> int:
-        """Ask the session for its bytes; 0 without one."""
-        self.nbytes = 0 if self.session is None else self.session.nbytes()
-        return self.nbytes
-
-
-class Memory:
+class Memory(Records):
     """Records of all sessions, with room made on the host by a policy.
 
     Parameters
@@ -85,13 +32,10 @@ class Memory:
     """
 
     def __init__(self, store: SessionStore | None, budget: int, policy: Policy, may_lose: bool) -> None:
-        self.store, self.budget, self.policy, self.may_lose = store, budget, policy, may_lose
-        self.records: dict[str, Record] = {}
-        self.active: Record | None = None  # on the device, the only one
-
-    def on_host(self) -> list[Record]:
-        """Sessions in memory and off the device."""
-        return [r for r in self.records.values() if r.session is not None and r is not self.active]
+        if budget < 0:
+            raise ConfigError(f"A host_budget of {budget} bytes holds nothing; give 0 or more.")
+        super().__init__(store)
+        self.budget, self.policy, self.may_lose = budget, policy, may_lose
 
     def make_room(self, arriving: Record, leaving: Record | None = None) -> bool:
         """Move sessions out until `arriving` fits on the host, or say that it must go to disk itself.
@@ -118,10 +62,10 @@ class Memory:
         excess = sum(record.nbytes for record in there) + arriving.nbytes - self.budget
         if excess <= 0:
             return True
-        movable = [record for record in there if self._may_leave(record, seen[record.id])]
+        movable = [record for record in there if self.may_leave(record, seen[record.id])]
         moving = {record.id for record in movable}
         arrived = arriving.resident()
-        if self._may_leave(arriving, arrived):
+        if self.may_leave(arriving, arrived):
             fixed = sum(record.nbytes for record in there if record.id not in moving)
             if fixed + arriving.nbytes > self.budget:
                 return False
@@ -171,14 +115,16 @@ class Memory:
             raise BudgetError(
                 f"Session {record.id} cannot leave memory: the runtime has no store; give it one, or more memory."
             )
-        if record.session is None or (not record.changed and record.checkpoint is not None and not event):
+        # others share the store: what is there is not what was put there
+        stored = not record.changed and not event and self.known(record.checkpoint) is not None
+        if record.session is None or stored:
             if kept:
                 record.kept = record.checkpoint
             return
         if not record.session.sound:
             raise StoreError(f"Session {record.id} is half written and was not stored; revert it.")
-        label = f"{record.id} | {event}" if event else record.id
-        made = self.store.checkpoint(record.session, parent=self._known(record.kept), label=label)
+        label = label_of(record.id, event if kept else EVICTED)
+        made = self.store.checkpoint(record.session, parent=self.known(record.kept), label=label)
         replaced = record.checkpoint if record.checkpoint != record.kept else None
         record.checkpoint, record.changed = made, False
         if kept:
@@ -187,21 +133,12 @@ class Memory:
             with contextlib.suppress(StoreError):  # it only takes up space
                 self.store.delete(replaced)
 
-    def _known(self, identifier: str | None) -> str | None:
-        """The checkpoint as a parent, unless somebody has deleted it since."""
-        if identifier is None or self.store is None:
-            return None
-        try:
-            self.store.manifest(identifier)
-        except StoreError:
-            return None
-        return identifier
-
-    def _may_leave(self, record: Record, resident: Resident) -> bool:
+    def may_leave(self, record: Record, resident: Resident) -> bool:
+        """Whether neither the user nor the policy keeps a session in memory."""
         return not record.pinned and not self.policy.keeps(resident)
 
     def _no_room(self, arriving: Record, there: list[Record]) -> BudgetError:
-        pinned = [r.id for r in (*there, arriving) if not self._may_leave(r, r.resident())]
+        pinned = [r.id for r in (*there, arriving) if not self.may_leave(r, r.resident())]
         names = ", ".join(pinned[:5]) + (", …" if len(pinned) > 5 else "")
         return BudgetError(
             f"Session {arriving.id} needs {arriving.nbytes} of the {self.budget} bytes on the host, and those that "

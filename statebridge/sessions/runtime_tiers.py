@@ -7,28 +7,16 @@ host, or in the store. Knows sessions by their protocol only.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-from statebridge.errors import BudgetError, StatebridgeError, StoreError
-from statebridge.sessions.index import Checkpoint
+from statebridge.errors import BudgetError, ConfigError, StoreError
 from statebridge.sessions.policies import Policy
-from statebridge.sessions.runtime_memory import Memory, Record
+from statebridge.sessions.runtime_memory import Memory
 from statebridge.sessions.runtime_protocol import Engine, RunningSession
+from statebridge.sessions.runtime_records import Record
+from statebridge.sessions.session import random_last
 from statebridge.sessions.store import SessionStore
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Where sessions are, and the bytes that they hold on the device and on the host."""
-
-    device: int
-    host: int
-    active: str | None
-    on_host: tuple[str, ...]
-    on_disk: tuple[str, ...]
-    lost: tuple[str, ...]
 
 
 class Tiers(Memory):
@@ -57,72 +45,10 @@ class Tiers(Memory):
         clock: Callable[[], float],
     ) -> None:
         super().__init__(store, host_budget, policy, may_lose)
+        if device_budget < 0:
+            raise ConfigError(f"A device_budget of {device_budget} bytes holds nothing; give 0 or more.")
         self.engine, self.device_budget, self.clock = engine, device_budget, clock
         self._turn = 0
-
-    # finding
-
-    def new_record(self, name: str) -> Record:
-        """A record of an unused name, not yet among the others.
-
-        Raises
-        ------
-        StoreError
-            When the name is empty, too long, not printable, holds the mark that labels use, or is taken.
-        """
-        if not (0 < len(name) <= 100 and name.isprintable() and " | " not in name):
-            raise StoreError(
-                f"{name[:40]!r} is no session name; use up to 100 printable characters without ' | '."
-            )
-        if name in self.records:
-            raise StoreError(f"A session named {name} is open already; switch to it, or choose another name.")
-        return Record(name)
-
-    def find(self, id: str | None, *, sound: bool = True) -> Record:
-        """The record of a session, None for the active one; `sound` when it must be of use."""
-        if id is None:
-            if self.active is None:
-                raise StoreError("No session is on the device; begin one with new, or switch to one.")
-            record = self.active
-        elif id in self.records:
-            record = self.records[id]
-        else:
-            raise StoreError(
-                f"The runtime has no session {id}; open it from the store, or begin it with new."
-            )
-        if sound and record.broken:
-            raise StoreError(
-                f"Session {record.id} failed in the middle of a step and is half written; revert it to its latest "
-                "checkpoint, or delete it."
-            )
-        if sound and record.lost:
-            raise StoreError(f"Session {record.id} was given up when memory was short; begin it again.")
-        return record
-
-    def able(self, record: Record, verb: str) -> Callable[..., Any]:
-        """The method of a session in memory that does `verb`."""
-        method: Callable[..., Any] | None = getattr(record.session, verb, None)
-        if method is None:
-            raise StatebridgeError(f"Session {record.id} is of a kind that cannot {verb}; use step.")
-        return method
-
-    def stored(self, name: str) -> list[Checkpoint]:
-        """Checkpoints in the store that carry the name of a session."""
-        if self.store is None:
-            return []
-        return [c for c in self.store.list() if c.label.partition(" | ")[0] == name]
-
-    def usage(self) -> Usage:
-        """Bytes that are held now, asked of every session, and who is where."""
-        records, resting = self.records.values(), self.on_host()
-        return Usage(
-            device=0 if self.active is None else self.active.measure(),
-            host=sum(record.measure() for record in resting),
-            active=None if self.active is None else self.active.id,
-            on_host=tuple(record.id for record in resting),
-            on_disk=tuple(r.id for r in records if r.session is None and r.checkpoint is not None),
-            lost=tuple(record.id for record in records if record.lost),
-        )
 
     # what is allowed
 
@@ -146,13 +72,25 @@ class Tiers(Memory):
     # moving
 
     def expire(self) -> None:
-        """Move those out that the policy wants out although memory is not short."""
+        """Move those out that the policy wants out although memory is not short; warn of who cannot leave."""
+        now = self.clock()
+        for record in self.records.values():
+            record.used_at = min(record.used_at, now)  # the clock went back
         movable = {record.id: record for record in self.on_host() if not record.pinned}
         residents = [record.resident() for record in movable.values()]
-        for id in self.policy.due(residents, self.clock(), self.budget):
+        pinned = sum(record.nbytes for record in self.on_host() if record.pinned)
+        for id in self.policy.due(residents, now, self.budget - pinned):
+            if id not in movable:
+                name = type(self.policy).__name__
+                raise ConfigError(
+                    f"{name} wants {id} out, which may not leave; `due` may name what it is given."
+                )
             record = movable[id]
             if record.session is not None and not self.policy.keeps(record.resident()):
-                self.evict(record)
+                try:
+                    self.evict(record)
+                except (BudgetError, StoreError) as error:  # nothing is short, so whoever called can go on
+                    warnings.warn(f"Session {id} cannot leave memory, and stays: {error}", stacklevel=4)
 
     def used(self, record: Record) -> None:
         """Note that a session was made, stepped or brought back."""
@@ -171,7 +109,7 @@ class Tiers(Memory):
             return
         session, came_from_disk = record.session, record.session is None
         if session is None:
-            session = self._loaded(record)
+            session = self.loaded(record)
         self.require_device(record, session.nbytes())
         self._rest(leaving, record)
         record.session = session
@@ -200,10 +138,10 @@ class Tiers(Memory):
         else:
             self.evict(leaving)
 
-    def _loaded(self, record: Record) -> RunningSession:
-        """The session of a record that is on disk."""
+    def loaded(self, record: Record) -> RunningSession:
+        """A session as the latest checkpoint of a record has it, off the device."""
         assert self.store is not None
         assert record.checkpoint is not None
         session = self.engine.fresh()
-        session.load(self.store.restore(record.checkpoint))
+        session.load(random_last(self.store.restore(record.checkpoint)))
         return session

@@ -178,3 +178,8 @@ class Session(Protocol):
 
     def load(self, buffers: Iterable[Buffer]) -> None:
         """Become the session that gave these buffers."""
+
+
+def random_last(buffers: Iterable[Buffer]) -> list[Buffer]:
+    """The same buffers, random states after all others: what loads before them may draw."""
+    return sorted(buffers, key=lambda buffer: buffer.spec.kind is BufferKind.RANDOM)

@@ -19,8 +19,8 @@ import torch
 
 from statebridge.errors import FingerprintError
 from statebridge.sessions.conformance.setting import Setting
-from statebridge.sessions.fingerprint.bench import Runtime, owned, random_last
-from statebridge.sessions.session import BufferKind
+from statebridge.sessions.fingerprint.bench import Runtime, owned
+from statebridge.sessions.session import BufferKind, random_last
 from statebridge.sessions.store import SessionStore
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from statebridge.sessions.fingerprint.bench import Runtime, owned, random_last
-from statebridge.sessions.session import Buffer
+from statebridge.sessions.fingerprint.bench import Runtime, owned
+from statebridge.sessions.session import Buffer, random_last
 from statebridge.sessions.store import SessionStore
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from statebridge.errors import StatebridgeError
 from statebridge.sessions.fingerprint.derivation import Derivation, Deriving, derived
-from statebridge.sessions.session import Buffer, BufferKind, BufferSpec, Session
+from statebridge.sessions.session import Buffer, BufferSpec, Session, random_last
 
 Runtime = TypeVar("Runtime", bound=Session)
 
@@ -214,8 +214,3 @@ class Bench(Generic[Runtime]):
 def owned(buffers: Iterable[Buffer]) -> tuple[Buffer, ...]:
     """Buffers with memory of their own, which the session's next step cannot change."""
     return tuple(dataclasses.replace(buffer, data=buffer.data.copy()) for buffer in buffers)
-
-
-def random_last(buffers: Iterable[Buffer]) -> list[Buffer]:
-    """The same buffers, random states after all others."""
-    return sorted(buffers, key=lambda buffer: buffer.spec.kind is BufferKind.RANDOM)

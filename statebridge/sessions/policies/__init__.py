@@ -5,7 +5,7 @@
 """
 
 from statebridge.sessions.policies.admission import PredictiveAdmission
-from statebridge.sessions.policies.base import Policy, Refined, Resident
+from statebridge.sessions.policies.base import Policy, Refined, Resident, checked_relevance
 from statebridge.sessions.policies.lru import LRU
 from statebridge.sessions.policies.pinned import Pinned
 from statebridge.sessions.policies.relevance import Relevance
@@ -24,4 +24,5 @@ __all__ = [
     "Refined",
     "Relevance",
     "Resident",
+    "checked_relevance",
 ]

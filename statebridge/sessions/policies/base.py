@@ -8,9 +8,12 @@ of the first part are settled by the next; the last part should be `turn`, which
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+from statebridge.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,13 @@ class Resident:
     used_at: float
     relevance: float = 0.0
     growth: float = 0.0
+
+
+def checked_relevance(id: str, relevance: float) -> float:
+    """A session's relevance; what is no number has no place in an order, and would let anyone leave."""
+    if math.isnan(relevance):
+        raise ConfigError(f"The relevance of {id} is nan; give a number, which may be infinite.")
+    return relevance
 
 
 class Policy(ABC):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from statebridge.sessions.policies.base import Policy, Resident
+from statebridge.sessions.policies.base import Policy, Resident, checked_relevance
 
 
 @dataclass
@@ -28,4 +28,4 @@ class Relevance(Policy):
 
     def value(self, session: Resident) -> tuple[float, ...]:
         relevance = session.relevance if self.scorer is None else self.scorer(session)
-        return (relevance, session.turn)
+        return (checked_relevance(session.id, relevance), session.turn)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from statebridge.errors import ConfigError
 from statebridge.sessions.policies.base import Policy, Refined, Resident
 from statebridge.sessions.policies.lru import LRU
 
@@ -25,6 +26,10 @@ class TTL(Refined):
 
     seconds: float
     then: Policy = field(default_factory=LRU, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.seconds >= 0:
+            raise ConfigError(f"A time to live of {self.seconds} seconds is none; give 0 or more.")
 
     def due(self, sessions: Sequence[Resident], now: float, budget: int) -> Iterable[str]:
         expired = [session.id for session in sessions if now - session.used_at > self.seconds]
