@@ -165,13 +165,13 @@ def model_fingerprint(model: Any, identity: ModelIdentity) -> str:
 
 @contextlib.contextmanager
 def sole_run(folder: Path, rank: int) -> Iterator[None]:
-    """Hold the lock of process `rank`: a second run there would write over the first one's moments."""
-    with (folder / f"moments.{rank}.lock").open("w") as file:
+    """Hold the lock of process `rank`: a second run there would write over what the first one keeps."""
+    with (folder / f"process.{rank}.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigError(
-                f"Another process is fitting in {folder}; wait for it or choose another work_dir."
+                f"Another process works in {folder}; wait for it or choose another folder."
             ) from error
         yield
 

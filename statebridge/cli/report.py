@@ -38,8 +38,9 @@ def report(
     """
     from statebridge.evaluate.report import load_run, verify, write_report
     from statebridge.reproduce.evidence import write_published
-    from statebridge.reproduce.manifest import MANIFEST, verify_suite
+    from statebridge.reproduce.manifest import MANIFEST
     from statebridge.reproduce.report import write_suite_report
+    from statebridge.reproduce.verify import verify_suite
 
     if published is not None:
         write_published(published, run)

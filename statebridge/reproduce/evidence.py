@@ -75,7 +75,7 @@ def write_published(evidence: Path, out: Path) -> tuple[Path, Path]:
     write_json(
         out / "manifest.json",
         {
-            "config": {"tie_width": defaults.tie_width},
+            "config": {"tie_width": defaults.tie_width},  # the rest is that of the defaults
             "models": {},
             "environment": {"scores": "published per document, not measured here"},
             "documents": {},

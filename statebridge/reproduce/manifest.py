@@ -1,4 +1,4 @@
-"""The manifest of a run, and the check that the run is what it says.
+"""The manifest of a run: what verify.py holds the run against.
 
 Holds whose numbers these are: settings, identities and revisions of both models, identifiers and digests of every
 document, versions, hardware, what each stage cost, and the sha256 of every file that a stage left.
@@ -18,11 +18,9 @@ import torch
 
 from statebridge.bridge import ModelPair
 from statebridge.evaluate.provenance import environment
-from statebridge.evaluate.report import load_run, verify
-from statebridge.evaluate.report.data import differences
 from statebridge.reproduce.config import SuiteConfig
 from statebridge.reproduce.documents import digest, stored
-from statebridge.reproduce.figures import choose, figures_of
+from statebridge.reproduce.figures import figures_of
 from statebridge.reproduce.stages import read_json, stages_of, write_json
 
 MANIFEST = "manifest.json"
@@ -78,10 +76,7 @@ def write_manifest(folder: Path, config: SuiteConfig, pair: ModelPair | None) ->
         "config": dataclasses.asdict(config),
         "models": models,
         "environment": ground,
-        "documents": {
-            name: {window.id: digest(window.ids) for window in windows}
-            for name, windows in stored(folder / "documents", tuple(config.sets())).items()
-        },
+        "documents": document_digests(folder, config),
         "stages": {record["stage"]: record for record in records},
         "figures": figures_of(folder),
     }
@@ -89,37 +84,12 @@ def write_manifest(folder: Path, config: SuiteConfig, pair: ModelPair | None) ->
     return read_json(path)
 
 
-def verify_suite(folder: Path) -> list[str]:
-    """One line for everything that is not as the manifest says; empty for a run that can be trusted.
-
-    Recomputes the digest of every file, every figure of every evaluation from its stored scores, the selection, and
-    the figures that stand beside the published ones.
-    """
-    manifest = read_json(folder / MANIFEST)
-    found = []
-    for name, record in manifest["stages"].items():
-        if not record["finished"]:
-            found.append(f"{name}: not finished")
-            continue
-        now = digests(folder, name)
-        for path, expected in record["artefacts"].items():
-            if path not in now:
-                found.append(f"{path}: missing")
-            elif now[path] != expected:
-                found.append(f"{path}: its sha256 is not that of the manifest")
-        found += [f"{path}: not in the manifest" for path in now if path not in record["artefacts"]]
-    for path in sorted([*folder.glob("*/result.json"), *folder.glob("shifted/*/result.json")]):
-        name = str(path.parent.relative_to(folder))
-        found += [f"{name}: {line}" for line in verify(load_run(path.parent))]
-    chosen = folder / "selection" / "selection.json"
-    if chosen.exists():
-        width = manifest["config"]["tie_width"]
-        found += _compare("selection", read_json(chosen), choose(load_run(folder / "selection"), width))
-    return found + _compare("figures", manifest["figures"], figures_of(folder))
-
-
-def _compare(what: str, stored_value: Any, again: Any) -> list[str]:
-    return [f"{what}: {line}" for line in differences(stored_value, again)]
+def document_digests(folder: Path, config: SuiteConfig) -> dict[str, dict[str, str]]:
+    """Set -> document -> digest of its tokens, from the stored sets."""
+    return {
+        name: {window.id: digest(window.ids) for window in windows}
+        for name, windows in stored(folder / "documents", tuple(config.sets())).items()
+    }
 
 
 def _parameters(pair: ModelPair, end: str) -> int:

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from statebridge.bridge import ModelPair
+from statebridge.bridge.collect import sole_run
 from statebridge.errors import ConfigError
 from statebridge.reproduce.config import SuiteConfig
 from statebridge.reproduce.manifest import SCRATCH, digests, write_manifest
@@ -64,31 +66,52 @@ def reproduce(
     Raises
     ------
     ConfigError
-        When the experiment is unknown, the folder holds a run of other settings, or the disk is too small.
+        When the experiment is unknown, the folder holds a run of other settings or files that a finished stage
+        did not leave, another process works there, or the disk is too small.
     StatebridgeError
         What a stage raises; everything that was finished is kept.
     """
-    from accelerate import PartialState
-
     if experiment not in EXPERIMENTS:
         raise ConfigError(f"There is no experiment {experiment!r}; use one of {', '.join(EXPERIMENTS)}.")
-    folder, stages = Path(out), stages_of(config, experiment)
-    records = {stage.name: _claimed(folder, stage) for stage in stages}
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    with sole_run(folder, int(os.environ.get("RANK", "0"))):  # before models that take minutes to load
+        return _reproduce(config, experiment, folder, open_pair, progress, say)
+
+
+def _reproduce(
+    config: SuiteConfig,
+    experiment: str,
+    folder: Path,
+    open_pair: Callable[[], ModelPair],
+    progress: Progress,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    from accelerate import PartialState
+
+    stages = stages_of(config, experiment)
+    # also of stages that this experiment does not run, because one manifest speaks for the whole folder
+    records = {stage.name: _claimed(folder, stage) for stage in stages_of(config, "all")}
+    for stage in stages:
+        if records[stage.name].get("finished"):
+            _require_whole(folder, stage, records[stage.name])
+            _require_inputs(folder, stage, records)
     context: Context | None = None
-    if not all(record.get("finished") for record in records.values()):
+    if not all(records[stage.name].get("finished") for stage in stages):
         pair = open_pair()
         process = PartialState(cpu=pair.receiver.device.type == "cpu")
         context = Context(config, folder, pair, process, progress)
         expected = expect(config, Sizes.of(config))
     for stage in stages:
-        inputs = {name: records[name]["digest"] for name in stage.needs}
         if records[stage.name].get("finished"):
-            _require_inputs(folder, stage, records[stage.name], inputs)
+            _require_inputs(folder, stage, records)  # of which some may have been made just now
             say(f"{stage.name}: finished before, {records[stage.name]['cost']['seconds']:.0f} s")
+            _remove_scratch(folder / stage.name)  # which a kill may have left
         else:
             assert context is not None, "opened for every unfinished stage"
+            _require_inputs(folder, stage, records)
             say(announce(stage.name, expected[stage.name]))
-            records[stage.name] = _run(context, stage, inputs, expected[stage.name])
+            records[stage.name] = _run(context, stage, records, expected[stage.name])
     if context is not None and not context.main:
         return {}
     manifest = write_manifest(folder, config, context.pair if context else None)
@@ -150,20 +173,42 @@ def _differences(ours: Any, theirs: Any, path: str) -> list[str]:
     ]
 
 
-def _require_inputs(folder: Path, stage: Stage, record: Mapping[str, Any], inputs: Mapping[str, str]) -> None:
-    if changed := sorted(name for name in inputs if inputs[name] != record["inputs"].get(name)):
+def _require_inputs(folder: Path, stage: Stage, records: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a stage that was made, or begun, from another outcome of a finished one."""
+    was = records[stage.name].get("inputs", {})
+    known = {
+        name: records[name]["digest"] for name in stage.needs if name in was and "digest" in records[name]
+    }
+    if changed := sorted(name for name in known if known[name] != was[name]):
         raise ConfigError(
             f"The stage {stage.name} in {folder} was made from another outcome of {', '.join(changed)}; delete "
             f"{_record(folder, stage.name)} and {folder / stage.name} to run it again."
         )
 
 
-def _run(context: Context, stage: Stage, inputs: Mapping[str, str], expected: Expected) -> dict[str, Any]:
+def _require_whole(folder: Path, stage: Stage, record: Mapping[str, Any]) -> None:
+    """Refuse to build on files that a finished stage did not leave."""
+    now = digests(folder, stage.name)
+    for path, expected in record["artefacts"].items():
+        if now.get(path) != expected:
+            raise ConfigError(
+                f"{folder / path} is {'another' if path in now else 'gone'} since the stage {stage.name} finished; "
+                f"put it back, or delete {_record(folder, stage.name)} and {folder / stage.name} to run that again."
+            )
+
+
+def _remove_scratch(folder: Path) -> None:
+    for scratch in SCRATCH:
+        shutil.rmtree(folder / scratch, ignore_errors=True)
+
+
+def _run(
+    context: Context, stage: Stage, records: Mapping[str, Mapping[str, Any]], expected: Expected
+) -> dict[str, Any]:
     folder = context.folder / stage.name
     path = _record(context.folder, stage.name)
-    begun = path.exists()
-    if begun:
-        _require_inputs(context.folder, stage, read_json(path), inputs)
+    begun = bool(records[stage.name])
+    inputs = {name: records[name]["digest"] for name in stage.needs}
     record = {"stage": stage.name, "settings": stage.settings, "inputs": inputs, "finished": False}
     folder.mkdir(parents=True, exist_ok=True)
     context.process.wait_for_everyone()
@@ -189,8 +234,7 @@ def _run(context: Context, stage: Stage, inputs: Mapping[str, str], expected: Ex
         "digest": _outcome_digest(artefacts),
     }
     write_json(path, record)
-    for scratch in SCRATCH:
-        shutil.rmtree(folder / scratch, ignore_errors=True)
+    _remove_scratch(folder)
     context.process.wait_for_everyone()
     return record
 

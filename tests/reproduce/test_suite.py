@@ -193,7 +193,7 @@ def test_verify_finds_a_changed_score_and_a_changed_artefact(finished: Path, tmp
     manifest = manifest_of(folder)
     manifest["stages"]["e002"]["artefacts"] = digests(folder, "e002")
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert {line.split(":")[0] for line in verify_suite(folder)} == {"e002", "figures"}
+    assert {line.split(":")[0] for line in verify_suite(folder)} == {"e002", "figures", "stages/e002.json"}
 
     (folder / "fit" / "bridge" / "README.md").write_text("another card")
     (folder / "documents" / "extra.txt").write_text("")
