@@ -22,6 +22,7 @@ from statebridge.sessions.conformance.excursions import EXCURSIONS, Excursion
 from statebridge.sessions.conformance.impostors import IMPOSTORS, Impostor
 from statebridge.sessions.conformance.setting import Setting
 from statebridge.sessions.fingerprint.bench import Runtime
+from statebridge.sessions.fingerprint.distances import checked_eps
 from statebridge.sessions.fingerprint.result import number_json, shown
 from statebridge.sessions.store import SessionStore
 
@@ -127,6 +128,12 @@ def conform(
     FingerprintError
         When two sessions that never left differ by more than eps, or a case does not fit the runtime.
     """
+    checked_eps(eps)
+    excursions, impostors = tuple(excursions), tuple(impostors)
+    if not (excursions or impostors):
+        raise FingerprintError(
+            "There is no excursion and no impostor, so nothing would be tested; give some."
+        )
     with ExitStack() as stack:
         folder = path or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         setting = Setting(factory, anchor, other, earlier, wander, probe, SessionStore(folder))

@@ -165,7 +165,7 @@ class Bench(Generic[Runtime]):
     def _return(self, point: Point[Runtime], replaced: Mapping[str, Mode]) -> float:
         buffers, _ = self._built(point, replaced)
         runtime = self.factory()
-        runtime.load(random_last(buffers.values()))
+        runtime.load(random_last(owned(buffers.values())))  # it may keep them, and write into them
         return self._distance(point.outcome, self.probe(runtime))
 
     def _built(
@@ -189,7 +189,10 @@ class Bench(Generic[Runtime]):
             if stand_in is not None:
                 kept[buffer.name] = stand_in
         # derived in a runtime of its own, so that nothing which that leaves behind helps the return
-        found, read = derived(self.factory(), kept, missing) if missing else ({}, {})
+        if not missing:
+            return kept, {}
+        sources = {buffer.name: buffer for buffer in owned(kept.values())}
+        found, read = derived(self.factory(), sources, missing)
         return kept | found, read
 
     def _of(self, point: Point[Runtime], group: str) -> list[Buffer]:

@@ -10,6 +10,17 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from statebridge.errors import FingerprintError
+
+
+def checked_eps(eps: float) -> float:
+    """A distance up to which two outcomes count as the same."""
+    if not 0 <= eps < math.inf:
+        raise FingerprintError(
+            f"No outcomes can be told apart with eps = {eps}; give a finite number from 0."
+        )
+    return eps
+
 
 def max_difference(one: npt.ArrayLike, other: npt.ArrayLike) -> float:
     """Largest absolute difference of two arrays of one shape; 0 for empty ones."""

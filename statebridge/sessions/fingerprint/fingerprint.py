@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from statebridge.errors import FingerprintError
 from statebridge.sessions.fingerprint.bench import Bench, Mode, Runtime, Trial
+from statebridge.sessions.fingerprint.distances import checked_eps
 from statebridge.sessions.fingerprint.result import Finding, Role, shown, trial_json
 from statebridge.sessions.fingerprint.search import Search
 from statebridge.sessions.session import BufferSpec
@@ -93,12 +95,19 @@ class Fingerprint:
         Raises
         ------
         FingerprintError
-            When two sessions that never left differ by more than eps, or when all buffers together do not bring
-            the session back.
+            When two sessions that never left differ by more than eps, when all buffers together do not bring
+            the session back, or when there is no anchor, no eps, or no other session at one of the lengths.
         """
-        others = _by_length(other) if other is not None else {}
-        bench = Bench(factory, _by_length(anchor), probe, distance, others, group)
-        search = Search(bench, eps, derive)
+        anchors, others = _by_length(anchor), _by_length(other) if other is not None else {}
+        if not anchors:
+            raise FingerprintError("There is no anchor to return to; give at least one.")
+        if other is not None and set(others) != set(anchors):
+            raise FingerprintError(
+                f"The other session is at the lengths {list(others)} and the anchors are at {list(anchors)}; give "
+                "both at the same ones."
+            )
+        bench = Bench(factory, anchors, probe, distance, others, group)
+        search = Search(bench, checked_eps(eps), derive)
         spared = search.spared
         enough = bench.trial(spared)
         return cls(eps, bench.noise, bench.trial({}), enough, search.greedy, search.findings())

@@ -20,8 +20,9 @@ from statebridge.worlds.conditioning import Conditioning
 from statebridge.worlds.model import WorldModel
 from statebridge.worlds.rollout import reread
 from statebridge.worlds.runtimes.markov import chunk_bytes, chunks_of_nothing, conditioning_of, named_chunk
+from statebridge.worlds.runtimes.memory import Held
 from statebridge.worlds.runtimes.overlap import view_overlap
-from statebridge.worlds.runtimes.session import Held, WorldSession
+from statebridge.worlds.runtimes.session import WorldSession
 from statebridge.worlds.sampler import Sampler
 
 Tensor = torch.Tensor

@@ -14,7 +14,8 @@ from statebridge.sessions.session import BufferKind
 from statebridge.worlds.cache import HistoryCache
 from statebridge.worlds.conditioning import Conditioning
 from statebridge.worlds.rollout import reread
-from statebridge.worlds.runtimes.session import Held, WorldSession
+from statebridge.worlds.runtimes.memory import Held
+from statebridge.worlds.runtimes.session import WorldSession
 
 Tensor = torch.Tensor
 
@@ -62,9 +63,9 @@ def chunks_of_nothing(prefix: str, size: int) -> dict[str, Tensor]:
 
 
 def named_chunk(prefix: str, frames: Tensor, conditioning: Conditioning) -> dict[str, Tensor]:
-    """A chunk [1, F, ...] as tensors under a prefix, one entry a frame."""
+    """A chunk [1, F, ...] as tensors under a prefix, one entry a frame; the frames may still be the caller's."""
     return {
-        f"{prefix}.frames": frames[0],
+        f"{prefix}.frames": frames[0].clone(),
         f"{prefix}.actions": conditioning.actions[0],
         f"{prefix}.poses": conditioning.poses[0],
         f"{prefix}.times": conditioning.times[0],

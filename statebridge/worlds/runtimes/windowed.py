@@ -23,7 +23,8 @@ from statebridge.worlds.conditioning import Conditioning
 from statebridge.worlds.model import WorldModel
 from statebridge.worlds.rollout import last_chunks, reread
 from statebridge.worlds.runtimes.markov import chunk_bytes, chunks_of_nothing, conditioning_of, named_chunk
-from statebridge.worlds.runtimes.session import Held, WorldSession
+from statebridge.worlds.runtimes.memory import Held
+from statebridge.worlds.runtimes.session import WorldSession
 from statebridge.worlds.sampler import Sampler, write_chunk
 
 Tensor = torch.Tensor
@@ -143,7 +144,7 @@ class WindowedSession(WorldSession):
         keys = 2 * c.layers * c.width * c.grid.chunk_tokens * element
         return chunk_bytes(c.grid.frames, c.camera.size) + keys + 8
 
-    def _completed(self, tensors: dict[str, Tensor], given: set[str], chunk: int) -> dict[str, Tensor]:
+    def _completed(self, tensors: dict[str, Tensor], given: set[str]) -> dict[str, Tensor]:
         layers = {name for name in tensors if name.startswith("layers.")}
         if not given & layers and len(tensors["window.chunks"]):
             return tensors | {name: tensor.cpu() for name, tensor in self._keys(tensors).items()}
