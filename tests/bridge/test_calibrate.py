@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from statebridge.bridge import Bridge, CalibrateConfig, TokenWindow, fit_calibrator, token_windows
 from statebridge.bridge import calibrate_documents as preparation
-from statebridge.bridge.calibrate_documents import Batch
-from statebridge.bridge.calibrate_train import divergence
+from statebridge.bridge.calibrate_documents import Batch, CalibrationDocuments
+from statebridge.bridge.calibrate_train import Trainer, divergence
 from statebridge.calibrate import Calibrator
 from statebridge.capture import continue_from, prefill
 from statebridge.errors import ConfigError, DocumentError, FitError, StateMismatch
@@ -136,6 +136,62 @@ def test_every_component_has_the_gradient_that_finite_differences_find() -> None
         slope = (values[0] - values[1]) / 4e-3
         # float32 losses near 10 differ by about 1e-6, which 4e-3 makes 5e-4
         assert slope == pytest.approx(float(gradient.norm()), rel=0.03, abs=2e-3), name
+
+
+def trainer(folder: Path, **settings: Any) -> Trainer:
+    """A trainer over prepared documents, which has not begun."""
+    from accelerate import PartialState
+
+    pair, config = tiny_pair.pair(), CalibrateConfig(**{**SMALL, **settings})
+    documents = CalibrationDocuments(pair, direct(), windows(), config, folder / "documents")  # type: ignore[arg-type]
+    documents.prepare(lambda *_: None)
+    return Trainer(pair.receiver, documents, config, PartialState(cpu=True), folder / "training.safetensors")
+
+
+def test_a_step_follows_the_gradient_of_the_loss(tmp_path: Path) -> None:
+    """Mean over documents of the mean KL of positions plus weight times penalty, in micro-batches of 2 and 1."""
+    pair, weight = tiny_pair.pair(), 0.3
+    made = trainer(tmp_path)
+    calibrator = Calibrator.identity(pair.receiver_identity.layers, rank=2)
+    with torch.no_grad():
+        for number, parameter in enumerate(calibrator.parameters()):
+            generator = torch.Generator().manual_seed(number)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)
+    numbers = made._order(5)
+    assert len(set(numbers)) > 1
+    kl, penalty = torch.zeros(()), torch.zeros(())
+    for n in numbers:
+        ids = windows()["fit"][n].ids[None, : PREFIX + POSITIONS]
+        base = direct()(prefill(pair.source, ids[:, :PREFIX]).state())
+        native = continue_from(pair.receiver, prefill(pair.receiver, ids[:, :PREFIX]), ids[:, PREFIX:]).logits
+        with torch.enable_grad():
+            kl = kl + divergence(pair.receiver, calibrator, Batch(base, ids[:, PREFIX:], native)).mean() / 3
+            moved = [
+                ((y - x) ** 2).sum() / (x**2).sum()
+                for one, other in zip(base.layers, calibrator(base.layers), strict=True)
+                for (_, x), (_, y) in zip(one.tensors(), other.tensors(), strict=True)
+            ]
+            penalty = penalty + torch.stack(moved).mean() / 3
+    wanted = torch.autograd.grad(kl + weight * penalty, list(calibrator.parameters()))
+    losses = made._step(calibrator, torch.optim.Adam(calibrator.parameters(), lr=0.0), weight, 5)
+    torch.testing.assert_close(losses, torch.stack((kl, penalty)).detach(), rtol=1e-4, atol=1e-6)
+    for (name, parameter), gradient in zip(calibrator.named_parameters(), wanted, strict=True):
+        # batches of two against single rows in float32
+        torch.testing.assert_close(
+            parameter.grad, gradient, rtol=2e-3, atol=1e-5, msg=lambda m, n=name: n + m
+        )
+
+
+def test_every_document_is_trained_on_once_before_any_is_twice(tmp_path: Path) -> None:
+    """The order depends on the seed and the step alone, and is another one in every round."""
+    made, other = trainer(tmp_path), trainer(tmp_path, seed=1)
+    steps = [made._order(step) for step in range(16)]  # 48 places, 12 rounds of 4 documents
+    flat = [number for numbers in steps for number in numbers]
+    rounds = [tuple(flat[start : start + 4]) for start in range(0, 48, 4)]
+    assert all(sorted(found) == [0, 1, 2, 3] for found in rounds)
+    assert len(set(rounds)) > 3
+    assert [made._order(step) for step in reversed(range(16))] == steps[::-1]
+    assert [other._order(step) for step in range(16)] != steps
 
 
 def test_a_bridge_applies_its_plan_and_then_its_calibrator(fitted: Bridge) -> None:
