@@ -44,7 +44,9 @@ def state_bytes(model: Any) -> tuple[int, int]:
     return token, fixed
 
 
-def unread(pending: torch.Tensor | None, given: torch.Tensor | None, rows: int | None) -> torch.Tensor:
+def unread(
+    pending: torch.Tensor | None, given: torch.Tensor | None, rows: int | None, vocabulary: int
+) -> torch.Tensor:
     """Pending and given tokens together, int64 [B, N] on the CPU.
 
     Parameters
@@ -53,22 +55,29 @@ def unread(pending: torch.Tensor | None, given: torch.Tensor | None, rows: int |
         Token ids [B, N] each; None without.
     rows
         Rows of the session; None while it has none.
+    vocabulary
+        Number of tokens that the model knows; another one would fail in the middle of a pass.
 
     Raises
     ------
     CaptureError
-        When there is no token, or they have another number of rows.
+        When there is no token, one that the model does not know, or another number of rows.
     """
     parts = [part for part in (pending, given) if part is not None]
-    if any(part.is_floating_point() for part in parts):
-        raise CaptureError("Token ids must be integers.")
+    if any(not isinstance(p, torch.Tensor) or p.is_floating_point() or p.dtype == torch.bool for p in parts):
+        raise CaptureError("Token ids must be integers in a tensor [B, N], as a tokenizer gives them.")
     if not parts or any(part.ndim != 2 for part in parts) or len({part.shape[0] for part in parts}) != 1:
         shapes = [tuple(part.shape) for part in parts]
         raise CaptureError(f"Give the session tokens [B, N], one row for each of its own; found {shapes}.")
     ids = torch.cat([part.detach().to("cpu", torch.int64) for part in parts], dim=1)
-    if ids.shape[1] == 0 or rows not in (None, ids.shape[0]):
+    if ids.numel() == 0 or rows not in (None, ids.shape[0]):
         expected = "B" if rows is None else rows
         raise CaptureError(f"Tokens {tuple(ids.shape)} must be [{expected}, N] with at least one a row.")
+    if not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+        raise CaptureError(
+            f"Tokens from {int(ids.min())} to {int(ids.max())} are not all among the model's {vocabulary}; use its "
+            "own tokenizer."
+        )
     return ids
 
 

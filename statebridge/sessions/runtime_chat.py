@@ -48,7 +48,7 @@ class LanguageSession:
         self._live: Continuation | None = None
         generator = torch.Generator(self._device).manual_seed(seed)
         if pending is not None:
-            pending = unread(None, pending, None if state is None else state.batch_size)
+            pending = self._checked(None, pending, None if state is None else state.batch_size)
         # what it is off the device; its `state` is None while it is on it
         self._rest = HybridSession(state, pending, {"sampling": generator}, ambient=False)
 
@@ -247,4 +247,7 @@ class LanguageSession:
         return None if self._rest.state is None else self._rest.state.bookkeeping
 
     def _unread(self, given: torch.Tensor | None) -> torch.Tensor:
-        return unread(self.pending, given, None if self._book is None else self._book.batch_size)
+        return self._checked(self.pending, given, None if self._book is None else self._book.batch_size)
+
+    def _checked(self, pending: Any, given: Any, rows: int | None) -> torch.Tensor:
+        return unread(pending, given, rows, self.model.get_input_embeddings().num_embeddings)

@@ -12,7 +12,7 @@ from test_runtime import ROOM, fill, holds, runtime
 from toy import Toy
 from toy_runtime import RunningToy, ToyEngine
 
-from statebridge.errors import BudgetError, ConfigError, StoreError
+from statebridge.errors import BudgetError, CaptureError, ConfigError, StoreError
 from statebridge.sessions import LanguageEngine, SessionRuntime
 from statebridge.sessions.policies import LRU, TTL, Pinned, PredictiveShrinking, Relevance
 from statebridge.sessions.session import BufferKind
@@ -293,6 +293,24 @@ def test_a_chat_that_could_not_go_back_onto_the_device_forgets_nothing(monkeypat
         patch.setattr("statebridge.sessions.runtime_chat.restore", lambda *a, **o: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run.generate(tiny.ids(1, 1), max_new_tokens=2)
+    more = tiny.ids(1, 2, seed=3)
+    assert torch.equal(run.step(more), twin.step(more))
+
+
+def test_tokens_that_are_none_do_not_break_a_chat() -> None:
+    """A pass that fails in the middle costs all turns since the last checkpoint; a typing error must not."""
+    model = tiny.build("qwen3_5")
+    run, twin = (SessionRuntime(model, None, 10**8, 10**8) for _ in range(2))
+    for one in (run, twin):
+        one.new("a")
+        one.step(tiny.ids(1, 6))
+    bad = torch.tensor([[1, tiny.VOCAB]]), torch.tensor([[-1]]), torch.ones(1, 2, dtype=torch.bool), [[1, 2]]
+    for ids in (*bad, torch.zeros(0, 3, dtype=torch.int64)):
+        for attempt in (run.step, lambda ids: run.generate(ids, max_new_tokens=2)):
+            with pytest.raises(CaptureError):
+                attempt(ids)
+        with pytest.raises(CaptureError):
+            run.new("b", pending=ids)
     more = tiny.ids(1, 2, seed=3)
     assert torch.equal(run.step(more), twin.step(more))
 

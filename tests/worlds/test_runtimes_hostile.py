@@ -10,11 +10,12 @@ import torch
 from test_runtimes import MAKE, MODEL, PATH, onward, walked
 from tiny_world import frames
 
-from statebridge.errors import ConfigError, StoreError
+from statebridge.errors import ConfigError, StateMismatch, StoreError
 from statebridge.sessions import SessionRuntime, SessionStore
 from statebridge.sessions.adapters import tensor_buffer
+from statebridge.worlds import Sampler
 from statebridge.worlds.motion import FORWARD, LEFT, STAY
-from statebridge.worlds.runtimes import WindowedSession, WorldEngine, WorldSession
+from statebridge.worlds.runtimes import MarkovSession, WindowedSession, WorldEngine, WorldSession
 
 
 def held(session: WorldSession) -> dict[str, bytes]:
@@ -130,6 +131,13 @@ def test_a_world_forked_on_the_device_then_evicted_goes_on_in_a_second_runtime(
     again.open("w")
     never_left = walked(kind, 4)
     assert torch.equal(torch.cat([again.step(a) for a in PATH[-2:]]), onward(never_left))
+
+
+def test_a_session_goes_on_with_the_sampler_that_it_had() -> None:
+    session = walked("markov", 2)
+    other = MarkovSession(MODEL, Sampler(session.sampler.sigmas, stochastic=False))
+    with pytest.raises(StateMismatch, match="stochastic"):
+        other.load(session.buffers())
 
 
 def test_buffers_say_the_truth_about_their_growth() -> None:

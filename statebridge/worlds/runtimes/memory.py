@@ -139,6 +139,7 @@ class WorldMemory(ABC):
             "runtime": type(self).__name__,
             "model": self.model.digest(),
             "sampler": list(self.sampler.sigmas),
+            "stochastic": self.sampler.stochastic,
         }
 
     def _require(self, saved: Any) -> None:
