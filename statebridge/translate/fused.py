@@ -21,8 +21,8 @@ from torch import Tensor
 
 from statebridge.state import Rotation
 
-#: Tokens of a block, and warps.
-LAUNCH = {"BLOCK_T": 64, "num_warps": 8}
+#: Tokens of a block, warps, and steps of loads in flight.
+LAUNCH = {"BLOCK_T": 64, "num_warps": 4, "num_stages": 2}
 _COLUMNS = 64  # columns of W that a step takes where there is no rotation
 #: Largest rank of `low_rank`, and the narrowest matrix that the matrix units take.
 RANK = 16
@@ -40,8 +40,8 @@ def available(x: Tensor, *widths: int) -> bool:
 
 
 def _needed(width: int) -> int:
-    """Bytes of shared memory: a block of x, a step of W, and some room for the rotary part."""
-    return 2 * width * (LAUNCH["BLOCK_T"] + _COLUMNS + 32)
+    """Bytes of shared memory: a block of x, and the steps of both halves of W."""
+    return 2 * width * (LAUNCH["BLOCK_T"] + LAUNCH["num_stages"] * 2 * _COLUMNS)
 
 
 @functools.cache
@@ -112,8 +112,7 @@ def low_rank(x: Tensor, basis: Tensor, update: Tensor, **launch: int) -> Tensor:
     y = torch.empty_like(x)
     settings: dict[str, Any] = LAUNCH | launch
     kernels.low_rank[(-(-rows // settings["BLOCK_T"]),)](
-        x, y, basis.contiguous(), update.contiguous(), rows, R=basis.shape[1], D=width, WIDE=RANK,
-        COLUMNS=min(_COLUMNS, width), **settings,
+        x, y, basis.contiguous(), update.contiguous(), rows, R=basis.shape[1], D=width, WIDE=RANK, **settings
     )  # fmt: skip
     return y
 

@@ -115,6 +115,9 @@ def test_the_low_rank_kernel_is_the_residual() -> None:
     with torch.no_grad():
         expected = residual(x).float()
     difference = (fused.low_rank(x, residual.basis, residual.update.detach()).float() - expected).abs()
-    assert (difference <= 2.0**-8 * expected.abs() + 1e-6).all()
+    # a value next to the middle of two bfloat16 numbers may fall to either, one step is at most 2^-7 of it; and a sum
+    # that cancels keeps the error of its parts
+    assert (difference <= 2.0**-7 * expected.abs() + 2e-5).all()
+    assert (difference > 0).float().mean() < 0.01
     still = fused.low_rank(x, residual.basis, torch.zeros(256, 4, device="cuda"))
     assert torch.equal(still.view(torch.int16), x.view(torch.int16))
