@@ -99,8 +99,8 @@ def restore(
     differentiable
         Keep the state's tensors in the autograd graph, so that gradients reach every component.
     consume
-        Give the state's memory to the cache instead of copying it. The model will change it, so nothing may use
-        the state afterwards.
+        Give the state's memory to the cache instead of copying it. The model will change it, so the state is
+        spent: using it afterwards is refused. What shares its tensors (`without`, `to`) is not known here.
 
     Returns
     -------
@@ -153,6 +153,8 @@ def restore(
             differentiable,
             consume,
         )
+    if consume:
+        state.give_away()
     return cache
 
 

@@ -7,7 +7,8 @@ Every result reports how many prefix tokens the model processed, counted at its 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ class Continuation:
         Components that a partial state left uninitialised.
     differentiable
         Whether gradients pass through the cache; further continuations then keep their graph too.
+    lent
+        States that borrow the cache's tensors.
     """
 
     logits: torch.Tensor
@@ -48,15 +51,19 @@ class Continuation:
     prefix_tokens_processed: int
     missing: frozenset[str] = frozenset()
     differentiable: bool = False
+    lent: list[weakref.ref[HybridState]] = field(default_factory=list, repr=False)
 
     def state(self, *, borrow: bool = False) -> HybridState:
         """Capture the state as it is now.
 
-        With `borrow` its tensors are the cache's own, which the next pass changes: for a state that a bridge
-        translates at once and that nothing uses afterwards.
+        With `borrow` its tensors are the cache's own: for a state that a bridge translates at once. When the
+        continuation goes on, which changes them, the state is spent and using it is refused.
         """
         layers = read_cache(self.cache, self.bookkeeping.model.layers, borrow=borrow)
-        return HybridState(layers, self.bookkeeping).validate()
+        state = HybridState(layers, self.bookkeeping).validate()
+        if borrow:
+            self.lent.append(weakref.ref(state))
+        return state
 
 
 def prefill(
@@ -176,6 +183,9 @@ def _resumed(
             f"The continuation's cache holds {state.cache.get_seq_length()} tokens, its bookkeeping "
             f"{state.bookkeeping.length}: it was changed elsewhere. Continue from a state instead."
         )
+    while state.lent:
+        if borrowed := state.lent.pop()():
+            borrowed.give_away()
     return dataclasses.replace(state)
 
 

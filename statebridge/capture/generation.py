@@ -99,9 +99,9 @@ def generate_from(
     CaptureError
         When `next_ids` does not fit the state or an option asks for another cache.
     StateMismatch
-        When the state does not belong to the model.
+        When the state does not belong to the model, or is spent.
     """
-    next_ids = checked_next(next_ids, state.bookkeeping)
+    next_ids = checked_next(next_ids, state.validate().bookkeeping)
     config = options.get("generation_config") or model.generation_config
     _check_options(options, config)
     if "K" in state.missing:

@@ -54,9 +54,15 @@ class HybridState:
         Raises
         ------
         StateMismatch
-            When shapes, batch sizes or lengths disagree between components.
+            When shapes, batch sizes or lengths disagree between components, or the state was given away.
         """
         book = self.bookkeeping
+        if book.model.layers and not self.layers:
+            raise StateMismatch(
+                "this state's memory belongs to a cache that has gone on",
+                {"layers": (len(book.model.layers), 0)},
+                "Capture it again, or keep it: restore without consume, capture without borrow.",
+            )
         differences = book.inconsistencies()
         if len(self.layers) != len(book.model.layers):
             differences["number of layers"] = (len(book.model.layers), len(self.layers))
@@ -78,6 +84,10 @@ class HybridState:
         if differences:
             raise StateMismatch("the parts of this state disagree", differences, "Capture it again.")
         return self
+
+    def give_away(self) -> None:
+        """Let go of the tensors, because a model changes them from now on; any later use is refused."""
+        object.__setattr__(self, "layers", ())
 
     @property
     def components(self) -> frozenset[Component]:

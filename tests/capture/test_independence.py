@@ -12,6 +12,7 @@ from models import LAYOUTS, run, snapshot, tensors_of, unmoved
 import statebridge
 from statebridge.capture import identity_of
 from statebridge.capture.walker import layer_parts
+from statebridge.errors import StateMismatch
 
 PREFIX = 30
 
@@ -167,18 +168,41 @@ def test_one_row_never_reads_another(family: str) -> None:
     torch.testing.assert_close(swapped.flip(0), a, atol=1e-4, rtol=1e-4)
 
 
-def test_a_consumed_state_is_the_cache(family: str) -> None:
+def test_a_consumed_state_is_the_cache_and_refused_afterwards(family: str) -> None:
     """Bit-exact, and in no memory of its own: that is what it is for."""
     model, _, state, after = captured(family)
     expected = statebridge.continue_from(model, state, after).logits
+    held = memory(*tensors_of(state))
     cache = statebridge.restore(state, model, consume=True)
-    assert memory(*cached(cache)) < memory(*tensors_of(state))  # less the bookkeeping
+    assert memory(*cached(cache)) < held  # less the bookkeeping
     assert torch.equal(run(model, after, cache)[0], expected)
+    require_spent(state, model, after)
 
 
-def test_a_borrowed_state_is_the_cache(family: str) -> None:
+def test_a_borrowed_state_is_the_cache_until_it_goes_on(family: str) -> None:
     model, _, state, after = captured(family)
     live = statebridge.continue_from(model, state, after[:, :2])
     borrowed, own = live.state(borrow=True), live.state()
     assert memory(*cached(live.cache)) < memory(*tensors_of(borrowed))
     assert unmoved(borrowed, snapshot(own))
+    kept = borrowed.clone()
+    further = statebridge.continue_from(model, live, after[:, 2:3])
+    require_spent(borrowed, model, after)
+    assert unmoved(own, snapshot(kept))
+    again = further.state(borrow=True)
+    statebridge.continue_from(model, further, after[:, 3:4])
+    require_spent(again, model, after)
+
+
+def require_spent(state: statebridge.HybridState, model: object, after: torch.Tensor) -> None:
+    """Nothing continues from a state whose memory a model has changed since."""
+    uses = (
+        state.validate,
+        lambda: statebridge.restore(state, model, allow_partial=True),
+        lambda: statebridge.continue_from(model, state, after),
+        lambda: statebridge.generate_from(model, state, after, max_new_tokens=1),
+        lambda: state.save("never.safetensors"),
+    )
+    for use in uses:
+        with pytest.raises(StateMismatch, match="belongs to a cache that has gone on"):
+            use()
