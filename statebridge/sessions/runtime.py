@@ -13,6 +13,7 @@ Source: the session-centric runtime of persistent computational state (docs/sess
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from statebridge.errors import StoreError
 from statebridge.sessions.policies import LRU, Policy, checked_relevance
 from statebridge.sessions.runtime_keeping import Keeping
 from statebridge.sessions.runtime_protocol import Engine, RunningSession
+from statebridge.sessions.runtime_records import Record
 from statebridge.sessions.runtime_tiers import Tiers
 from statebridge.sessions.session import random_last
 from statebridge.sessions.store import SessionStore
@@ -176,32 +178,49 @@ class SessionRuntime(Keeping):
             Its mark from the beginning, so that no better session has to make room for it.
         switch
             Make it the active one at once; else it rests until it is switched to, and needs room to rest.
+
+        Raises
+        ------
+        BudgetError, StoreError
+            When it does not fit, or its name is taken; there is no child then.
         """
         tiers = self._tiers
         tiers.expire()
         parent, record = tiers.find(id), tiers.new_record(child, unstored=True)
         record.relevance = checked_relevance(child, relevance)
+        kept = parent.kept
         parent.kept = record.kept = parent.checkpoint  # the child's line goes through it
-        if parent.session is None:
-            assert self.store is not None
-            assert parent.checkpoint is not None
-            record.checkpoint = self.store.fork(parent.checkpoint, label=child)
-            record.changed = False
-        else:
-            session = tiers.engine.fresh()
-            session.load(random_last(parent.session.buffers()))
-            tiers.admit(session)
-            record.session = session
-        tiers.used(parent)
-        if switch:
-            tiers.activate(record)
-            return
-        tiers.used(record)
-        if record.session is not None and not tiers.make_room(record):
-            tiers.evict(record)
+        try:
+            self._begin(record, parent)
+            if switch:
+                tiers.activate(record)
+                return
+            tiers.used(record)
+            if record.session is not None and not tiers.make_room(record):
+                tiers.evict(record)
+        except BaseException:
+            parent.kept = kept
+            if self.store is not None and record.checkpoint is not None:
+                with contextlib.suppress(StoreError):  # it only takes up space, and the name
+                    self.store.delete(record.checkpoint)
+            raise
         tiers.records[child] = record
 
     # inside
+
+    def _begin(self, record: Record, parent: Record) -> None:
+        """Give a new record what its parent holds, in memory or in the store, wherever the parent is."""
+        if parent.session is None:
+            assert self.store is not None
+            assert parent.checkpoint is not None
+            record.checkpoint = self.store.fork(parent.checkpoint, label=record.id)
+            record.changed = False
+        else:
+            session = self._tiers.engine.fresh()
+            session.load(random_last(parent.session.buffers()))
+            self._tiers.admit(session)
+            record.session = session
+        self._tiers.used(parent)
 
     def _advance(self, verb: str, given: Any, options: dict[str, Any]) -> Any:
         record = self._tiers.find(None)

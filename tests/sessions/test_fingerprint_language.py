@@ -10,6 +10,7 @@ import tiny
 import torch
 
 from statebridge.capture import continue_from, prefill
+from statebridge.errors import StoreError
 from statebridge.sessions import Buffer, BufferKind
 from statebridge.sessions.adapters import buffer_tensor, tensor_buffer
 from statebridge.sessions.fingerprint import Fingerprint, Growth, Mode, Role, max_difference
@@ -133,3 +134,15 @@ def test_empty_tensors_are_buffers_too(dtype) -> None:
     back = buffer_tensor(buffer)
     assert back.shape == (2, 0)
     assert back.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "name", ["model", "read", "layers.0", "layers.99.key", "layers.0.forward", "layers.x.key"]
+)
+def test_a_buffer_of_another_name_is_refused(name) -> None:
+    """Names come from files: none of them may reach an attribute that is no buffer."""
+    runtime = CacheRuntime(tiny.build("qwen3_5"))
+    before = runtime.model
+    with pytest.raises(StoreError, match="load it elsewhere"):
+        runtime.load([tensor_buffer(name, BufferKind.KV, torch.zeros(1, 2, 3, 4))])
+    assert runtime.model is before

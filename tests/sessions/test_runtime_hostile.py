@@ -228,6 +228,28 @@ def test_going_back_to_a_checkpoint_that_is_gone_keeps_what_is_in_memory(quick_p
     assert run.usage().active == "s0"
 
 
+def test_a_fork_that_fails_leaves_neither_a_child_nor_its_name(quick_path) -> None:
+    run = runtime(quick_path)
+    twins = fill(run, 2)
+    run.switch("s0")
+    run.step(5)
+    twins["s0"].step(5)
+    run.evict("s0")
+    run.switch("s1")
+    run._tiers.device_budget = ROOM
+    for _ in range(2):
+        with pytest.raises(BudgetError, match="on the device"):
+            run.fork("s0", "child", switch=True)
+    assert [c.label for c in run.store.list()] == ["s0 | evicted"]
+    run._tiers.device_budget = 2 * ROOM
+    run.switch("s0")
+    run.step(1)
+    run.evict("s0")
+    assert len(run.store.list()) == 1  # nothing holds on to what was stored before
+    run.fork("s0", "child")
+    assert holds(run, twins | {"s0": twins["s0"].step(1), "child": twins["s0"]})
+
+
 def test_a_deletion_that_fails_can_be_tried_again(quick_path, monkeypatch) -> None:
     run = runtime(quick_path)
     twins = fill(run, 1)

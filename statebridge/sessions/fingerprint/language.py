@@ -10,6 +10,7 @@ Knows torch and the layout of a cache (`statebridge.capture.walker`); made to be
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from statebridge.capture.model import cache_keyword
 from statebridge.capture.walker import new_cache
+from statebridge.errors import StoreError
 from statebridge.sessions.adapters import buffer_tensor, tensor_buffer
 from statebridge.sessions.fingerprint.derivation import Derivation
 from statebridge.sessions.session import Buffer, BufferKind
@@ -117,7 +119,13 @@ class CacheRuntime:
         yield tensor_buffer("generator", BufferKind.RANDOM, self.generator.get_state())
 
     def load(self, buffers: Iterable[Buffer]) -> None:
-        """Put whatever is given into a fresh cache; what is not given stays as a new cache has it."""
+        """Put whatever is given into a fresh cache; what is not given stays as a new cache has it.
+
+        Raises
+        ------
+        StoreError
+            When a buffer's name is none of this runtime's; its content is not looked at.
+        """
         device = self.model.get_input_embeddings().weight.device
         self.cache = new_cache(self.model)
         for buffer in buffers:
@@ -125,8 +133,10 @@ class CacheRuntime:
             place = place_of(buffer.name)
             if place is None:
                 self._put(buffer.name, tensor)
-            else:
+            elif place[0] < len(self.cache.layers) and place[1] in (*_KINDS, *FLAGS):
                 _put_into(self.cache.layers[place[0]], place[1], tensor, device)
+            else:
+                raise StoreError(f"The buffer {buffer.name} is of no layer of this model; load it elsewhere.")
 
     def derivations(self) -> Iterator[Derivation]:
         """Everything comes from reading all tokens again in one pass, at the cost of reading them."""
@@ -140,8 +150,10 @@ class CacheRuntime:
     def _put(self, name: str, tensor: torch.Tensor) -> None:
         if name == "generator":
             self.generator.set_state(tensor)
-        else:
+        elif name in ("position", "pad_mask", "token_ids"):
             setattr(self, name, tensor)
+        else:
+            raise StoreError(f"The buffer {name} is not one of a language model; load it elsewhere.")
 
     def _mask(self, new: int) -> torch.Tensor | None:
         """The mask over the slots of the cache and `new` ones; a runtime that knows of no padding gives none."""
@@ -153,8 +165,8 @@ class CacheRuntime:
 
 def place_of(name: str) -> tuple[int, str] | None:
     """Layer and field of a buffer's name; None for what belongs to no layer."""
-    parts = name.split(".")
-    return (int(parts[1]), parts[2]) if parts[0] == "layers" else None
+    match = re.fullmatch(r"layers\.(\d+)\.(\w+)", name)
+    return None if match is None else (int(match[1]), match[2])
 
 
 def _put_into(layer: Any, field: str, tensor: torch.Tensor, device: torch.device) -> None:
