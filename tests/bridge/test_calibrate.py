@@ -204,9 +204,9 @@ def test_a_bridge_applies_its_plan_and_then_its_calibrator(fitted: Bridge) -> No
         both = base.with_calibrator(calibrator)(state)
         apart = calibrator(base(state).layers)
         for one, other in zip(both.layers, apart, strict=True):
-            assert all(
-                torch.equal(x, y) for (_, x), (_, y) in zip(one.tensors(), other.tensors(), strict=True)
-            )
+            for (_, x), (_, y) in zip(one.tensors(), other.tensors(), strict=True):
+                # float32 rounding: a bridge moves equal parts of several layers in one product
+                torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
         assert not any(x.requires_grad for layer in both.layers for _, x in layer.tensors())
     assert fitted.with_calibrator(calibrator).with_plan("TDD").calibrator is None
 
