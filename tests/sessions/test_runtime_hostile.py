@@ -7,13 +7,16 @@ import time
 
 import pytest
 import tiny
+import tiny_pair
 import torch
 from test_runtime import ROOM, fill, holds, runtime
 from toy import Toy
 from toy_runtime import RunningToy, ToyEngine
 
+from statebridge.bridge import Bridge
+from statebridge.capture import prefill
 from statebridge.errors import BudgetError, CaptureError, ConfigError, StoreError
-from statebridge.sessions import LanguageEngine, SessionRuntime
+from statebridge.sessions import LanguageEngine, SessionRuntime, SessionStore
 from statebridge.sessions.policies import LRU, TTL, Pinned, PredictiveShrinking, Relevance
 from statebridge.sessions.session import BufferKind
 
@@ -346,9 +349,6 @@ def test_buffers_that_make_no_chat_are_refused() -> None:
 
 def test_padded_rows_go_through_the_disk_bit_for_bit(quick_path) -> None:
     """Two rows of which one is padded on the left, forked and brought back by a second runtime."""
-    from statebridge.capture import prefill
-    from statebridge.sessions import SessionStore
-
     model = tiny.build("qwen3_5")
     ids, mask = tiny.ids(2, 7), torch.ones(2, 7, dtype=torch.int64)
     mask[1, :3] = 0
@@ -367,3 +367,30 @@ def test_padded_rows_go_through_the_disk_bit_for_bit(quick_path) -> None:
     unpadded = prefill(model, ids, torch.ones_like(mask)).state()
     again.new("unpadded", state=unpadded)
     assert not torch.equal(again.step(more)[1], here[1])
+
+
+def test_a_chat_handed_over_then_forked_and_evicted_samples_on_in_a_second_runtime(quick_path) -> None:
+    """The random state crosses the hand-over, the fork and the disk; what was pending does too."""
+    pair = tiny_pair.pair()
+    bridge = Bridge.direct(pair.source_identity, pair.receiver_identity)
+    ids, sampled = tiny_pair.ids_of(), {"do_sample": True, "temperature": 3.0, "top_k": 0}
+    store = SessionStore(quick_path / "store", segment=4)
+    run = SessionRuntime(pair.source, store, 10**8, 0)
+    run.new("chat", seed=7)
+    run.generate(ids, max_new_tokens=3, **sampled)
+    drawn, pending = run.active._rest.generators["sampling"].get_state(), run.active.pending
+    run.handoff(pair.receiver, bridge=bridge)
+    assert torch.equal(run.active._rest.generators["sampling"].get_state(), drawn)
+    assert torch.equal(run.active.pending, pending)
+    run.fork("chat", "child")
+    here = run.generate(max_new_tokens=6, **sampled).new_ids
+    run.fork("chat", "later")
+    after = run.generate(max_new_tokens=6, **sampled).new_ids
+    run.close()
+    again = SessionRuntime(LanguageEngine(pair.source, pair.receiver), store, 10**8, 0)
+    for name, expected in (("child", here), ("later", after)):
+        again.open(name)
+        found = again.generate(max_new_tokens=6, **sampled)
+        assert torch.equal(found.new_ids, expected)
+        assert found.prefix_tokens_processed == 0
+    assert not torch.equal(here, after)
