@@ -78,7 +78,8 @@ def fit_calibrator(
     FitError
         When a state is not finite, the disk is too small, the training diverges, or no gradient passes.
     ConfigError
-        When `work_dir` holds another run, or several processes have none.
+        When `work_dir` holds another run, several processes have none, or models that take turns would have to
+        for every step.
     """
     from accelerate import PartialState
 
@@ -88,6 +89,10 @@ def fit_calibrator(
     remedy = "Use a bridge fitted for this pair."
     bridge.config.source.require(pair.source_identity, "this bridge is of another source", remedy)
     bridge.config.receiver.require(pair.receiver_identity, "this bridge leads to another receiver", remedy)
+    if pair.takes_turns and config.states == "recompute":
+        raise ConfigError(
+            'states "recompute" needs both models on their devices; keep the states on "disk", or load them together.'
+        )
     if work_dir is None and process.num_processes > 1:
         raise ConfigError("Several processes need a work_dir that all of them see.")
     rank, processes = process.process_index, process.num_processes

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from statebridge.cli.options import DeviceOption, DtypeOption, Format, FormatOption, print_json, stage_bars
-from statebridge.cli.pair_options import ReceiverOption, SourceOption, is_main_process, load_pair
+from statebridge.cli.pair_options import (
+    Loading,
+    LoadOption,
+    ReceiverOption,
+    SourceOption,
+    is_main_process,
+    load_pair,
+)
 
 if TYPE_CHECKING:
     from statebridge.bridge import TokenWindow
@@ -53,6 +60,7 @@ def calibrate(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of windows, bases and the order of documents.")] = None,
     device: DeviceOption = "cpu",
+    load: LoadOption = Loading.together,
     dtype: DtypeOption = "auto",
     format: FormatOption = Format.human,
 ) -> None:
@@ -80,7 +88,7 @@ def calibrate(
     base = Bridge.from_pretrained(bridge)
     base = base.with_plan(plan or base.plan)
     console.print(f"Loading {source} and {receiver}")
-    pair = load_pair(source, receiver, device, dtype)
+    pair = load_pair(source, receiver, device, dtype, load=load)
     counts = {"validation": validation_documents, "fit": fit_documents}
     splits = _windows(
         pair.tokenizer, documents, validation, counts, window, chosen.prefix + chosen.positions, chosen.seed

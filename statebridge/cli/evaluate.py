@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,10 +21,14 @@ from statebridge.cli.options import (
     print_json,
     stage_bars,
 )
-from statebridge.cli.pair_options import ReceiverOption, SourceOption, is_main_process, load_pair
-
-if TYPE_CHECKING:
-    from statebridge.bridge import ModelPair
+from statebridge.cli.pair_options import (
+    Loading,
+    LoadOption,
+    ReceiverOption,
+    SourceOption,
+    is_main_process,
+    load_pair,
+)
 
 
 def evaluate(
@@ -49,6 +53,7 @@ def evaluate(
     receiver_device: Annotated[
         str | None, typer.Option(help="Device of the receiver, where it is another than the source's.")
     ] = None,
+    load: LoadOption = Loading.together,
     dtype: DtypeOption = "auto",
     format: FormatOption = Format.human,
 ) -> None:
@@ -81,7 +86,7 @@ def evaluate(
     console = Console(stderr=True, quiet=not is_main_process())
     loaded = Bridge.from_pretrained(bridge)
     console.print(f"Loading {source} and {receiver}")
-    pair = _pair(source, receiver, device, receiver_device, dtype)
+    pair = load_pair(source, receiver, device, dtype, receiver_device=receiver_device, load=load)
     with stage_bars(console) as progress:
         result = run(pair, loaded, chosen, out=out, progress=progress)
     if not is_main_process():
@@ -95,14 +100,6 @@ def evaluate(
         typer.echo(f"\nReport: {html} and {md.name}")
     if strict and any(gate["verdict"] == "fail" for gate in result["gates"].values()):
         raise typer.Exit(3)
-
-
-def _pair(source: str, receiver: str, device: str, receiver_device: str | None, dtype: str) -> ModelPair:
-    if receiver_device is None:
-        return load_pair(source, receiver, device, dtype)
-    from statebridge.bridge import ModelPair
-
-    return ModelPair.from_pretrained(source, receiver, dtype=dtype, device_map=(device, receiver_device))
 
 
 def _print(result: Mapping[str, Any]) -> None:

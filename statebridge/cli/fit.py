@@ -15,7 +15,14 @@ from typing import Annotated
 import typer
 
 from statebridge.cli.options import DeviceOption, DtypeOption, Format, FormatOption, print_json, stage_bars
-from statebridge.cli.pair_options import ReceiverOption, SourceOption, is_main_process, load_pair
+from statebridge.cli.pair_options import (
+    Loading,
+    LoadOption,
+    ReceiverOption,
+    SourceOption,
+    is_main_process,
+    load_pair,
+)
 
 
 def fit(
@@ -39,6 +46,7 @@ def fit(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the document windows.")] = None,
     device: DeviceOption = "cpu",
+    load: LoadOption = Loading.together,
     dtype: DtypeOption = "auto",
     format: FormatOption = Format.human,
 ) -> None:
@@ -69,7 +77,7 @@ def fit(
         chosen = dataclasses.replace(chosen, seed=seed)
     console = Console(stderr=True, quiet=not is_main_process())
     console.print(f"Loading {source} and {receiver}")
-    pair = load_pair(source, receiver, device, dtype)
+    pair = load_pair(source, receiver, device, dtype, load=load)
     scratch = work_dir or out.with_name(f"{out.name}.work")
     if (scratch / "run.json").exists():
         console.print(f"Going on with the run in {scratch}")

@@ -7,6 +7,7 @@ libraries are imported in the function, so that `--help` stays quick.
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,12 +19,63 @@ SourceOption = Annotated[str, typer.Option(help="Folder or hub name of the model
 ReceiverOption = Annotated[str, typer.Option(help="Folder or hub name of the model that continues.")]
 
 
-def load_pair(source: str, receiver: str, device: str, dtype: str) -> ModelPair:
-    """Load both models onto one device, or spread them with `auto`; `cuda` is the GPU of this process."""
+class Loading(StrEnum):
+    """Where the models of a pair lie while they are used."""
+
+    together = "together"
+    sequential = "sequential"
+
+
+LoadOption = Annotated[
+    Loading,
+    typer.Option(
+        "--load",
+        help="sequential keeps both models on the host and one at a time on the device, where memory is short.",
+    ),
+]
+
+
+def load_pair(
+    source: str,
+    receiver: str,
+    device: str,
+    dtype: str,
+    *,
+    receiver_device: str | None = None,
+    load: Loading = Loading.together,
+) -> ModelPair:
+    """Load both models.
+
+    Parameters
+    ----------
+    source, receiver
+        Folder or hub name.
+    device
+        Of both, or of the source; `auto` spreads them, `cuda` is the GPU of this process.
+    dtype
+        Of the models.
+    receiver_device
+        Of the receiver, where it is another.
+    load
+        Together, or one at a time on `device`.
+
+    Raises
+    ------
+    ConfigError
+        When models that take turns have more than one device, or a device is not there.
+    """
     from statebridge.bridge import ModelPair
+    from statebridge.bridge.turns import TurnPair
+    from statebridge.errors import ConfigError
 
     place = prepare_device(device)
-    return ModelPair.from_pretrained(source, receiver, dtype=dtype, device_map=place)
+    if load is Loading.sequential:
+        if receiver_device is not None or device == "auto":
+            raise ConfigError("--load sequential is for one device; name it with --device alone.")
+        pair = ModelPair.from_pretrained(source, receiver, dtype=dtype, device_map="cpu")
+        return TurnPair.of(pair, place)
+    places = (place, place if receiver_device is None else prepare_device(receiver_device))
+    return ModelPair.from_pretrained(source, receiver, dtype=dtype, device_map=places)
 
 
 def prepare_device(device: str) -> str:

@@ -31,6 +31,10 @@ def check(pair: ModelPair, bridge: Bridge, config: EvaluateConfig) -> str:
         )
     if generation and (config.generation.new_tokens < 1 or config.generation.temperature <= 0):
         raise ConfigError("generation: new_tokens must be at least 1 and temperature positive.")
+    if pair.takes_turns and (generation or config.recall.items_per_depth):
+        raise ConfigError(
+            "recall and generation need both models on their devices; leave them out, or load the models together."
+        )
     widest = max((*config.windows, *config.handover_windows), default=0)
     if widest >= config.prefix:
         raise ConfigError(f"windows: {widest} tokens are not fewer than the prefix of {config.prefix}.")

@@ -90,3 +90,13 @@ def test_a_window_that_is_none_is_refused(folder: Path, tmp_path: Path) -> None:
     result = invoke(folder, tmp_path / "out", "--window", "end")
     assert isinstance(result.exception, ConfigError)
     assert "--window end" in str(result.exception)
+
+
+def test_models_that_take_turns_keep_their_states_on_disk(folder: Path, tmp_path: Path) -> None:
+    result = invoke(folder, tmp_path / "out", "--load", "sequential", "--set", "states=recompute")
+    assert isinstance(result.exception, ConfigError)
+    assert 'states "recompute" needs both models' in str(result.exception)
+    one, two = (tmp_path / name for name in ("sequential", "together"))
+    for out in (one, two):
+        assert invoke(folder, out, "--load", out.name, "--set", "max_steps=2").exit_code == 0
+    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()

@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from statebridge.bridge import Bridge
+from statebridge.bridge.turns import TurnPair
 from statebridge.cli.evaluate import evaluate
 from statebridge.cli.report import report
 from statebridge.config import load_config
@@ -115,6 +116,36 @@ def test_contradictions_are_usage_errors(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"branches.0.pre"):
         run(root, tmp_path / "run", "--set=branches=[{name: a, prefix: 9, pre: 1}]")
     assert not (tmp_path / "run").exists()
+
+
+def test_models_loaded_one_after_the_other_score_alike(
+    root: Path, first: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit-exact: the same passes of the same models."""
+    taken: list[TurnPair] = []
+    of = TurnPair.of
+    monkeypatch.setattr(TurnPair, "of", lambda pair, place: taken.append(of(pair, place)) or taken[-1])
+    assert run(root, tmp_path / "run", "--load=sequential").exit_code == 0
+    assert [pair.device.type for pair in taken] == ["cpu"]
+    one, other = (json.loads((at / "run" / "result.json").read_text()) for at in (root, tmp_path))
+    assert one["arms"] == other["arms"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--load=sequential", "--device=auto"], "for one device"),
+        (["--load=sequential", "--receiver-device=cpu"], "for one device"),
+        (["--load=sequential", "--set=generation.documents=2"], "recall and generation need both models"),
+        (["--load=sequential", "--set=recall.items_per_depth=1"], "recall and generation need both models"),
+        (["--receiver-device=nowhere"], "The device nowhere is not there"),
+    ],
+)
+def test_places_that_contradict_each_other_are_refused(
+    options: list[str], message: str, root: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(root, tmp_path / "run", *options)
 
 
 def test_report_is_written_again(root: Path, first: Result, tmp_path: Path) -> None:

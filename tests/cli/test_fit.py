@@ -67,6 +67,15 @@ def test_json_is_one_object(root: Path, tmp_path: Path) -> None:
     assert record["fit"]["errors"] == Bridge.from_pretrained(tmp_path / "b").config.fit["errors"]
 
 
+def test_models_that_take_turns_give_the_same_bridge(root: Path, tmp_path: Path) -> None:
+    one, two = (tmp_path / name for name in ("sequential", "together"))
+    for out in (one, two):
+        run(root, "--out", str(out), "--load", out.name)
+    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+    with pytest.raises(ConfigError, match="for one device"):
+        run(root, "--out", str(tmp_path / "b"), "--load", "sequential", "--device", "auto")
+
+
 def test_it_resumes_and_keeps_its_own_work_dir(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
