@@ -13,7 +13,7 @@ import torch
 
 from statebridge.capture import Continuation, profile
 from statebridge.capture.walker import layer_parts
-from statebridge.errors import CaptureError
+from statebridge.errors import CaptureError, StateMismatch
 from statebridge.state import HybridState, LayerState
 
 #: Bookkeeping of one token of a row: its id, its place in the mask, its position.
@@ -89,6 +89,17 @@ def to_host(live: Continuation) -> HybridState:
             for layer in live.cache.layers
         )
     return HybridState(layers, live.bookkeeping).validate()
+
+
+def require_kind(saved: int, device: torch.device) -> None:
+    """Raise `StateMismatch` unless `saved` is the size in bytes of a random state of this kind of device."""
+    own = torch.Generator(device).get_state().numel()
+    if saved != own:
+        raise StateMismatch(
+            f"this chat samples from a generator of another kind of device than {device.type}",
+            {"bytes of its random state": (own, saved)},
+            "Open it where the model is on the kind of device that it was stored from.",
+        )
 
 
 def carried(generator: torch.Generator, device: torch.device) -> torch.Generator:

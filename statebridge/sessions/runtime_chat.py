@@ -26,7 +26,15 @@ from statebridge.capture import (
 from statebridge.capture.walker import layer_parts
 from statebridge.errors import CaptureError, StoreError
 from statebridge.sessions.adapters import HybridSession
-from statebridge.sessions.runtime_cache import carried, drawing_from, held_bytes, state_bytes, to_host, unread
+from statebridge.sessions.runtime_cache import (
+    carried,
+    drawing_from,
+    held_bytes,
+    require_kind,
+    state_bytes,
+    to_host,
+    unread,
+)
 from statebridge.sessions.session import Buffer, BufferKind
 from statebridge.state import HybridState
 from statebridge.state.file import named_tensors
@@ -95,13 +103,14 @@ class LanguageSession:
         Raises
         ------
         StateMismatch
-            When it is on none of the engine's models.
+            When it is on none of the engine's models, or samples on another kind of device.
         StoreError
             When these buffers do not make a chat.
         """
         named = {buffer.name: buffer for buffer in buffers}
         if "generator.sampling" not in named:
             raise StoreError("These buffers do not make a chat (it has no generator); restore them whole.")
+        require_kind(named["generator.sampling"].spec.nbytes, self._device)
         if set(named) <= {"generator.sampling", "pending"}:  # it has read nothing
             loaded = LanguageSession(self.engine, None, None, 0)._rest
             loaded.generators["sampling"].set_state(torch.tensor(named["generator.sampling"].array()))

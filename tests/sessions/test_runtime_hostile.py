@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 
+import numpy as np
 import pytest
 import tiny
 import tiny_pair
@@ -15,10 +16,10 @@ from toy_runtime import RunningToy, ToyEngine
 
 from statebridge.bridge import Bridge
 from statebridge.capture import prefill
-from statebridge.errors import BudgetError, CaptureError, ConfigError, StoreError
+from statebridge.errors import BudgetError, CaptureError, ConfigError, StateMismatch, StoreError
 from statebridge.sessions import LanguageEngine, SessionRuntime, SessionStore
 from statebridge.sessions.policies import LRU, TTL, Pinned, PredictiveShrinking, Relevance
-from statebridge.sessions.session import BufferKind
+from statebridge.sessions.session import Buffer, BufferKind
 
 # other users of one store
 
@@ -345,6 +346,9 @@ def test_buffers_that_make_no_chat_are_refused() -> None:
     for buffers in ([], [b for b in session.buffers() if b.name == "nothing"]):
         with pytest.raises(StoreError, match="do not make a chat"):
             session.load(buffers)
+    on_a_gpu = Buffer.of("generator.sampling", BufferKind.RANDOM, np.zeros(16, np.uint8))
+    with pytest.raises(StateMismatch, match=r"another kind of device than cpu.*expected 5056, found 16"):
+        session.load([on_a_gpu])
 
 
 def test_padded_rows_go_through_the_disk_bit_for_bit(quick_path) -> None:

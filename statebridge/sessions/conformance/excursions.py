@@ -172,14 +172,15 @@ def _seed(seed: int) -> None:
 @contextmanager
 def _disturbed() -> Iterator[None]:
     """Other random states of python, numpy and torch, put back afterwards."""
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    before = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count())  # seeding torch seeds them too
     try:
-        _seed(97)
-        yield
+        with torch.random.fork_rng(devices=devices):
+            _seed(97)
+            yield
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
 
 
 EXCURSIONS: tuple[Excursion, ...] = (
