@@ -1,4 +1,4 @@
-"""From the files of a run to result.json: means, paired differences over tasks, the published order, speed.
+"""From the files of a run to result.json and scores.json: means, paired differences, the published order, speed.
 
 All scores are errors, so a negative difference says that the first arm is better. Intervals are paired
 percentile bootstraps over tasks. The published order is that DeCoPrune is better than temporal difference,
@@ -60,6 +60,16 @@ def summarise(folder: Path) -> dict[str, Any]:
         "reindexing": {name: _reindexing(tables[name]) for name in names},
         "speed": _speed(folder),
     }
+
+
+def task_scores(folder: Path) -> dict[str, Any]:
+    """Return what the intervals come from: every score of every task and arm, to six digits."""
+    arms = [_read(path) for path in sorted((folder / "test").glob("*.json"))]
+    scores = {
+        name: {arm["arm"]: [float(f"{value:.6g}") for value in arm["scores"][name]] for arm in arms}
+        for name in arms[0]["scores"]
+    }
+    return {"tasks": arms[0]["tasks"], "scores": scores}
 
 
 def _order(table: ScoreTable, suffix: str, ratios: list[float]) -> list[dict[str, Any]]:
@@ -143,7 +153,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="folder of the run")
     args = parser.parse_args()
     result = summarise(args.folder)
-    (args.folder / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (args.folder / "result.json").write_text(
+        json.dumps(result, separators=(",", ":")) + "\n", encoding="utf-8"
+    )
+    scores = json.dumps(task_scores(args.folder), separators=(",", ":"))
+    (args.folder / "scores.json").write_text(scores + "\n", encoding="utf-8")
     for row in result["order"]["target_mse"]:
         d = row["difference"]
         print(

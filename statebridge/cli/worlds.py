@@ -49,6 +49,7 @@ def demo(
 
         statebridge worlds demo --tasks 4 --out strips.png
     """
+    import numpy as np
     from rich.console import Console
 
     from statebridge.prune import Full, Streaming
@@ -70,7 +71,8 @@ def demo(
             made[arm.name] = as_bytes(frames)
             scores = score(frames, truth, target)
             result[arm.name] = {name: float(psnr(scores[name].mean())) for name in ("target_mse", "view_mse")}
-    first = as_bytes(shown.frames[:, LOOK : LOOK + 1]).repeat(truth.shape[1], 1)
+    first = np.full_like(made[arms[0].name], 255)  # one picture, and nothing beside it
+    first[:, :1] = as_bytes(shown.frames[:, LOOK : LOOK + 1])
     blocks: list[dict[str, Any]] = [
         {"seen early": first[i], "truth": as_bytes(truth[i])}
         | {name: frames[i] for name, frames in made.items()}

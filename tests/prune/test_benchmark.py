@@ -249,7 +249,8 @@ def test_the_benchmark_runs_resumes_and_reports(
     assert text.startswith("before")
     assert text.endswith("after\n")
     assert "stale words" not in text
-    assert "| decoprune@0.2 |" in text
+    assert "| DeCoPrune@0.2 |" in text
+    assert text.index("| DeCoPrune@0.2 |") < text.index("<details>")
 
 
 def test_verdicts_follow_the_interval() -> None:

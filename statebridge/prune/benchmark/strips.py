@@ -21,7 +21,9 @@ def as_bytes(frames: Tensor) -> Any:
     return ((frames.float().clamp(-1, 1) + 1) * 127.5).round().byte().cpu().numpy()
 
 
-def save_strips(blocks: Sequence[Mapping[str, Any]], path: Path) -> None:
+def save_strips(
+    blocks: Sequence[Mapping[str, Any]], path: Path, *, titles: Sequence[str] = (), across: bool = False
+) -> None:
     """Draw blocks of named rows.
 
     Parameters
@@ -30,28 +32,33 @@ def save_strips(blocks: Sequence[Mapping[str, Any]], path: Path) -> None:
         For each block the frames of each row, uint8 [G, 3, size, size]; every row has the same G.
     path
         PNG file to write.
+    titles
+        A line above each block.
+    across
+        Put the blocks beside each other, with names on the left alone; they must have the same rows.
     """
     rows = max(len(block) for block in blocks)
     wide = max(len(frames) for block in blocks for frames in block.values())
+    lines, columns = (1, len(blocks)) if across else (len(blocks), 1)
     with palette.style():
-        size = (1.6 + 0.85 * wide, (0.85 * rows + 0.15) * len(blocks))
-        figure, axes = plt.subplots(len(blocks), 1, figsize=size, squeeze=False, layout="compressed")
-        for block, axis in zip(blocks, axes[:, 0], strict=True):
+        size = (1.6 + 0.85 * wide * columns, (0.85 * rows + (0.35 if titles else 0.15)) * lines)
+        figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="compressed")
+        for i, (block, axis) in enumerate(zip(blocks, axes.flat, strict=True)):
             picture = np.concatenate([_row(frames) for frames in block.values()])
             axis.imshow(picture, interpolation="nearest")
             side = picture.shape[0] / len(block)
-            axis.set_yticks(
-                [side * (i + 0.5) for i in range(len(block))],
-                [name.replace("_", " ").replace(" ", "\n") for name in block],
-            )
+            names = [name.replace("_", " ").replace(" ", "\n") for name in block]
+            axis.set_yticks([side * (row + 0.5) for row in range(len(block))], [] if across and i else names)
             axis.tick_params(length=0)
             axis.set_xticks([])
             axis.spines[:].set_visible(False)
+            if titles:
+                axis.set_title(titles[i])
         palette.save(figure, path, dpi=100)
 
 
 def _row(frames: Any) -> Any:
-    """Frames [G, 3, size, size] side by side, [size, G · size, 3], with a white line between rows."""
-    picture = np.concatenate(list(frames.transpose(0, 2, 3, 1)), axis=1)
-    picture[-1:] = 255
-    return picture
+    """Frames [G, 3, size, size] side by side, [size, G · size, 3], each with white at its right and lower edge."""
+    frames = frames.copy()
+    frames[..., -1:] = frames[..., -1:, :] = 255
+    return np.concatenate(list(frames.transpose(0, 2, 3, 1)), axis=1)
