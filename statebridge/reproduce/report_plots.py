@@ -11,6 +11,8 @@ from statebridge.evaluate import palette
 from statebridge.evaluate.report.plots import png, whiskers
 
 _WIDTH = 8.6
+#: What the axis of each panel measures.
+_UNITS = ("nats per token", "nats per token, or a share", "nats per token (small differences)")
 
 
 def beside(pairs: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]) -> bytes:
@@ -32,13 +34,15 @@ def beside(pairs: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]) -> 
         figure, axes = plt.subplots(
             len(drawn),
             1,
-            figsize=(_WIDTH, 0.9 * len(drawn) + 0.36 * sum(heights)),
+            figsize=(_WIDTH, 1.1 * len(drawn) + 0.36 * sum(heights)),
             height_ratios=heights,
             layout="constrained",
             squeeze=False,
         )
-        for axis, panel in zip(axes[:, 0], drawn, strict=True):
+        units = [words for words, panel in zip(_UNITS, panels.values(), strict=True) if panel]
+        for axis, panel, unit in zip(axes[:, 0], drawn, units, strict=True):
             _draw(axis, panel)
+            axis.set_xlabel(unit)
         figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
         return png(figure)
 

@@ -33,6 +33,8 @@ def calibration_section(run: Run) -> Section | None:
         f"penalty weight {chosen['penalty']:g} was chosen at step {chosen['step']:,}, by the KL divergence from the "
         f"native receiver on {documents} validation documents."
     )
+    if chosen["step"] == 0:
+        said += " No step of any grid point improved it, so the calibrator leaves every state as it is."
     return Section(
         "How the calibrator was trained",
         (said,),
