@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from statebridge.cli.options import DeviceOption, Format, FormatOption, SeedOption, print_json, stage_bars
-from statebridge.cli.worlds import FIRST_SEED, WorldOption, load_backbone, whole_chunks
+from statebridge.cli.worlds import FIRST_SEED, WorldOption, load_backbone, require_writable, whole_chunks
 from statebridge.errors import PruneError
 
 if TYPE_CHECKING:
@@ -75,8 +75,10 @@ def prune(
     if threshold is None and keep_ratio is None:
         keep_ratio = 0.1
     reindex = None if span is None else Reindex(recent, span)
+    if out is not None:
+        require_writable(out)
     backbone = load_backbone(world, device)
-    shown = make_tasks(tasks, FIRST_SEED + 1000 * seed, whole_chunks(context, backbone), device)
+    shown = make_tasks(tasks, FIRST_SEED + 1000 * seed, whole_chunks(context, backbone), backbone.device)
     arms = [Arm("full", Full(sink, window), reindex)]
     for name in chosen:
         if name != "full":
@@ -142,7 +144,6 @@ def _policy(
 def _save(tasks: Tasks, made: dict[str, Any], out: Path) -> None:
     from statebridge.prune.benchmark.strips import as_bytes, save_strips
 
-    out.parent.mkdir(parents=True, exist_ok=True)
     save_strips(
         [
             {"truth": as_bytes(tasks.truth[i])} | {name: as_bytes(frames[i]) for name, frames in made.items()}

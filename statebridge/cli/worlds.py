@@ -58,8 +58,9 @@ def demo(
     from statebridge.prune.benchmark.strips import as_bytes, save_strips
     from statebridge.prune.benchmark.tasks import LOOK, make_tasks
 
+    require_writable(out)
     backbone, begun = load_backbone(world, device), time.perf_counter()
-    shown = make_tasks(tasks, FIRST_SEED + 1000 * seed, whole_chunks(context, backbone), device)
+    shown = make_tasks(tasks, FIRST_SEED + 1000 * seed, whole_chunks(context, backbone), backbone.device)
     truth, target = shown.truth.cpu(), shown.target.cpu()
     arms = [Arm("all history", Full()), Arm("latest chunk", Streaming(sink=0, window=1))]
     made, result = {}, {}
@@ -78,7 +79,6 @@ def demo(
         | {name: frames[i] for name, frames in made.items()}
         for i in range(tasks)
     ]
-    out.parent.mkdir(parents=True, exist_ok=True)
     save_strips(blocks, out)
     seconds = time.perf_counter() - begun
     if format is Format.json:
@@ -99,12 +99,23 @@ def load_backbone(world: Path | None, device: str) -> SmallWorld:
     Raises
     ------
     ConfigError
-        When there is none.
+        When there is none, or the device is not there.
     """
+    import torch
+
     import statebridge
     from statebridge.prune.adapters.small_world import SmallWorld
     from statebridge.worlds.weights import load_world
 
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter where torch is built without that device
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"The device {device!r} cannot be used ({reason}); give cpu, cuda or auto."
+        ) from error
     beside = Path(statebridge.__file__).parents[1] / "checkpoints" / "world"
     places = [world] if world is not None else [Path("checkpoints/world"), beside]
     for place in places:
@@ -114,6 +125,18 @@ def load_backbone(world: Path | None, device: str) -> SmallWorld:
         f"There is no world model in {' or '.join(map(str, places))}; run from a checkout of the project, or give "
         "the folder with --world."
     )
+
+
+def require_writable(out: Path) -> None:
+    """Refuse a picture that could not be saved, before the minutes that drawing it takes."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        fresh = not out.exists()
+        out.open("ab").close()
+        if fresh:
+            out.unlink()
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written ({error.strerror}); give another --out.") from error
 
 
 def whole_chunks(frames: int, backbone: SmallWorld) -> int:

@@ -139,6 +139,7 @@ class PrunedSession:
     def _remember(self, history: History, clean: Tensor, condition: Any, probe: Tensor | None) -> None:
         number, geometry = self.clock.chunk, self.backbone.geometry
         tokens = self.backbone.tokens(clean)
+        pending = dict(self.pending)
         if number >= self.policy.sink:
             record = ChunkRecord(
                 number,
@@ -148,15 +149,16 @@ class PrunedSession:
                 geometry.frame_tokens,
                 self._generator(_SCORE),
             )
-            self.pending[number] = self.policy.score(record)
-        written = self.backbone.write(history, self.clock, clean, condition)
+            pending[number] = _finite(self.policy.score(record), number)
+        cache = self.cache.append(self.backbone.write(history, self.clock, clean, condition))
+        leaving = number - self.policy.window
+        if leaving in pending:
+            cache = prune_chunk(cache, leaving, self.policy.keep(pending.pop(leaving)))
+        # nothing fails from here on: a chunk is remembered whole or not at all
         self.seen.append(Visible(number, visible_positions(self.cache), self._full))
-        self.cache = self.cache.append(written)
+        self.cache, self.pending = cache, pending
         self._full += tokens.shape[0] * tokens.shape[1] * geometry.layers * geometry.heads
         self._last_frame = tokens[:, -geometry.frame_tokens :]
-        leaving = number - self.policy.window
-        if leaving in self.pending:
-            self.cache = prune_chunk(self.cache, leaving, self.policy.keep(self.pending.pop(leaving)))
 
     def buffers(self) -> Iterator[Buffer]:
         """Every buffer that a continuation needs, between two chunks."""
@@ -205,8 +207,12 @@ class PrunedSession:
                 if name.startswith("pending.")
             }
             seen = [Visible(*entry) for entry in named["seen"].value()]
-            last = buffer_tensor(named["last_frame"]).to(device) if "last_frame" in named else None
-            cache = HistoryCache(groups, clock["chunk"], clock["time"])
+            chunk = clock["chunk"]
+            last = buffer_tensor(named["last_frame"]).to(device) if chunk else None
+            in_window = range(max(self.policy.sink, chunk - self.policy.window), chunk)
+            if sorted(pending) != list(in_window):
+                raise ValueError(f"scores of chunks {sorted(pending)} instead of {list(in_window)}")
+            cache = HistoryCache(groups, chunk, clock["time"])
             full = clock["full"]
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise StoreError(
@@ -221,6 +227,17 @@ class PrunedSession:
             "probe_step": self.probe_step,
             "seed": self.seed,
         }
+
+
+def _finite(scores: Tensor, chunk: int) -> Tensor:
+    """Refuse scores that compare with nothing: a threshold would drop all their tokens without a word."""
+    broken = (~scores.isfinite().all(1)).tolist()
+    if any(broken):
+        raise PruneError(
+            f"The scores of chunk {chunk} are no numbers in row {broken.index(True)}, so the model's weights or the "
+            "observed frames are not finite either; mend those."
+        )
+    return scores
 
 
 def _slots(named: dict[str, Buffer], group: int, device: torch.device) -> Slots:

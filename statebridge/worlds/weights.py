@@ -65,9 +65,15 @@ def load_world(
                 f"{path} has format {content['format']}, this version reads {FORMAT}; update."
             )
         model = WorldModel(config_of(content["model"]))
-        model.load_state_dict(load_file(path / "model.safetensors"))
+        tensors = load_file(path / "model.safetensors")
+        model.load_state_dict(tensors)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise StateFileError(f"{path} holds no readable world model ({error}); give its folder.") from error
+    broken = [name for name, value in tensors.items() if not value.isfinite().all()]
+    if broken:
+        raise StateFileError(
+            f"{path} holds weights that are not finite, first in {min(broken)}; train or copy the model again."
+        )
     return model.to(device=device, dtype=dtype).eval().requires_grad_(False)
 
 

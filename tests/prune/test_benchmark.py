@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from experiments.prune_benchmark import plot, run, summary
 from statebridge.cli.prune import prune
 from statebridge.cli.worlds import worlds
-from statebridge.errors import ConfigError, PruneError
+from statebridge.errors import ConfigError, PruneError, StateFileError
 from statebridge.prune import DeCoPrune, Full
 from statebridge.prune.adapters.small_world import SmallWorld
 from statebridge.prune.benchmark import tasks as room
@@ -136,6 +136,14 @@ def test_scores_look_into_the_box_and_at_the_view() -> None:
     assert psnr(0.01) == pytest.approx(20.0)
     with pytest.raises(PruneError, match="never shows"):
         score(truth, truth, torch.zeros_like(target))
+
+
+def test_frames_that_are_no_numbers_get_no_score() -> None:
+    target = torch.ones(1, 1, 8, 8, dtype=torch.bool)
+    made = torch.zeros(1, 1, 3, 8, 8)
+    made[0, 0, 1, 2, 3] = torch.nan  # compares with nothing, so no pixel of the target would count as missed
+    with pytest.raises(PruneError, match="Task 0 was drawn with values that are no numbers"):
+        score(made, torch.zeros_like(made), target)
 
 
 def test_ssim_of_a_picture_and_its_negative_is_negative() -> None:
@@ -284,13 +292,44 @@ def test_the_verb_refuses_what_is_wrong(world: Path, tmp_path: Path) -> None:
         result = CliRunner().invoke(APP, [*options, "--world", str(world), "--tasks", "1", "--context", "36"])
         assert isinstance(result.exception, error)
         assert reason in str(result.exception)
-    result = CliRunner().invoke(APP, ["decoprune", "--world", str(tmp_path)])
-    assert isinstance(result.exception, ConfigError)
+    (tmp_path / "file").touch()
+    for options, reason in (
+        (["--world", str(tmp_path)], "There is no world model"),
+        (["--world", str(world), "--device", "nowhere"], "nowhere"),
+        (["--world", str(world), "--out", str(tmp_path / "file" / "s.png")], "cannot be written"),
+    ):
+        result = CliRunner().invoke(APP, ["decoprune", *options])
+        assert isinstance(result.exception, ConfigError)
+        assert reason in str(result.exception)
+
+
+@pytest.mark.parametrize("damage", [torch.nan, torch.inf])
+def test_a_world_with_weights_that_are_no_numbers_is_refused(
+    world: Path, tmp_path: Path, damage: float
+) -> None:
+    model = load_world(world)
+    model.blocks[0].k_scale[0] = damage
+    save_world(tmp_path, model, {"steps": 0})
+    result = CliRunner().invoke(APP, ["full", "--world", str(tmp_path), "--tasks", "1", "--context", "36"])
+    assert isinstance(result.exception, StateFileError)
+    assert "blocks.0.k_scale" in str(result.exception)
 
 
 def test_the_demo_saves_a_strip(world: Path, tmp_path: Path) -> None:
     out = tmp_path / "w.png"
-    options = ["demo", "--world", str(world), "--tasks", "1", "--context", "40", "--out", str(out)]
+    options = [
+        "demo",
+        "--world",
+        str(world),
+        "--tasks",
+        "1",
+        "--context",
+        "40",
+        "--out",
+        str(out),
+        "--device",
+        "auto",
+    ]
     result = CliRunner().invoke(worlds, [*options, "--format", "json"])
     assert result.exit_code == 0, result.exception
     told = json.loads(result.stdout)

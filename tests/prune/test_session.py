@@ -236,7 +236,8 @@ def test_scores_in_the_window_are_state() -> None:
     names = {buffer.name for buffer in session.buffers()}
     assert {"pending.4", "pending.5", "last_frame"} <= names
     again = PrunedSession(tiny_backbone(), policy, batch=2, seed=3)
-    again.load(b for b in session.buffers() if not b.name.startswith("pending."))
+    again.load(session.buffers())
+    again.pending.clear()
     for one in (session, again):
         one.generate(chunk(6)[1])
     assert session.cache.groups[0].slots < again.cache.groups[0].slots
@@ -247,8 +248,26 @@ def test_a_session_of_other_settings_or_parts_is_refused() -> None:
     other = PrunedSession(tiny_backbone(), DeCoPrune(threshold=0.1), batch=2, seed=3)
     with pytest.raises(StateMismatch, match=r"threshold=0\.1"):
         other.load(session.buffers())
-    with pytest.raises(StoreError, match="restore them whole"):
-        session.load(b for b in session.buffers() if b.name != "groups.0.layers.1.value")
+    for left_out in ("groups.0.layers.1.value", "pending.5", "last_frame"):
+        with pytest.raises(StoreError, match="restore them whole"):
+            session.load(b for b in session.buffers() if b.name != left_out)
+
+
+def test_scores_that_are_no_numbers_are_refused_and_leave_the_session_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # a comparison with them is false, so the threshold would drop every token without a word
+    session, _ = rollout(DeCoPrune(threshold=HALF))
+    before = session.clock, session.cache, sorted(session.pending), len(session.seen)
+    frames, conditioning = chunk(6)
+    frames[1, 0, 0, 0, 0] = math.nan
+    with pytest.raises(PruneError, match="chunk 6 are no numbers in row 1"):
+        session.observe(frames, conditioning)
+    assert (session.clock, session.cache, sorted(session.pending), len(session.seen)) == before
+    monkeypatch.setattr(DeCoPrune, "keep", lambda self, scores: (scores[:, 1:] > 0,))
+    with pytest.raises(PruneError, match="The mask over chunk 4"):
+        session.observe(*chunk(6))
+    assert (session.clock, session.cache, sorted(session.pending), len(session.seen)) == before
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,13 @@ def score(made: Tensor, truth: Tensor, target: Tensor) -> dict[str, Array]:
     Raises
     ------
     PruneError
-        When a task never shows its target.
+        When a task never shows its target, or its frames hold values that are no numbers.
     """
+    finite = made.isfinite().flatten(1).all(1)
+    if not bool(finite.all()):  # they compare with nothing, so nothing of them would count as missed
+        raise PruneError(
+            f"Task {int((~finite).nonzero()[0])} was drawn with values that are no numbers; check the weights."
+        )
     a, b = ((x.float().clamp(-1, 1) + 1) / 2 for x in (made, truth))
     shown = target.flatten(2).sum(2) >= _VISIBLE  # [N, G]
     if not bool(shown.any(1).all()):
