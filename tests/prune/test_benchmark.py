@@ -29,7 +29,7 @@ from statebridge.prune.benchmark.arms import (
 )
 from statebridge.prune.benchmark.scores import boxes_of, dino_score, psnr, score, ssim
 from statebridge.prune.benchmark.tasks import LOOK, Tasks, make_tasks
-from statebridge.stats import Interval
+from statebridge.stats import Bootstrap, Interval, ScoreTable, difference
 from statebridge.worlds import Rotary, WorldConfig, WorldModel
 from statebridge.worlds.render import render
 from statebridge.worlds.weights import load_world, save_world
@@ -233,7 +233,11 @@ def test_the_benchmark_runs_resumes_and_reports(
     run.main()  # everything is there already
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "test").iterdir()} == stamps
     result = summary.summarise(tmp_path)
-    (tmp_path / "result.json").write_text(json.dumps(result))
+    monkeypatch.setattr(sys, "argv", ["summary", "--folder", str(tmp_path)])
+    summary.main()
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+    kept = json.loads((tmp_path / "scores.json").read_text())
+    assert len(kept["scores"]["target_mse"][f"full{result['suffix']}"]) == len(kept["tasks"]) == 2
     verdicts = {row["rival"]: row["verdict"] for row in result["order"]["target_mse"] if row["published"]}
     assert set(verdicts) == set(summary.PUBLISHED)
     rows = {row["arm"]: row for row in result["arms"]}
@@ -259,6 +263,26 @@ def test_the_benchmark_runs_resumes_and_reports(
     assert "stale words" not in text
     assert "| DeCoPrune@0.2 |" in text
     assert text.index("| DeCoPrune@0.2 |") < text.index("<details>")
+
+
+def test_the_page_says_what_the_results_hold() -> None:
+    folder = Path(plot.__file__).parent
+    result = json.loads((folder / "results" / "result.json").read_text())
+    kept = json.loads((folder / "results" / "scores.json").read_text())
+    assert plot.tables(result) in (folder / "README.md").read_text()
+    assert result["chosen"] == json.loads((folder / "results" / "chosen.json").read_text())
+    for row in result["arms"]:
+        for name, scores in kept["scores"].items():
+            # kept to six digits
+            assert np.mean(scores[row["arm"]]) == pytest.approx(row[name]["estimate"], rel=1e-5, abs=1e-9)
+    table = ScoreTable.from_columns(kept["tasks"], kept["scores"]["target_mse"])
+    headline = result["order"]["target_mse"]
+    (row,) = (r for r in headline if r["ratio"] == result["main"] and r["rival"] == "random"
+              and r["ours"] == "decoprune" and r["each"])  # fmt: skip
+    arms = (f"decoprune@0.1-each{result['suffix']}", f"random@0.1{result['suffix']}")
+    again = difference(table, *arms, Bootstrap(seed=0))
+    assert again.low == pytest.approx(row["difference"]["low"], abs=1e-6)
+    assert again.high == pytest.approx(row["difference"]["high"], abs=1e-6)
 
 
 def test_verdicts_follow_the_interval() -> None:
