@@ -140,6 +140,6 @@ def test_one_model_at_a_time_holds_the_larger_one(config: SuiteConfig) -> None:
 def test_a_dry_run_says_what_it_does_not_know(config: SuiteConfig) -> None:
     plan = dry_run(config, "e001")
     assert list(plan.stages) == ["documents", "restore", "fit", "e001"]
-    assert plan.rows()[-1][-1] == "unknown"
+    assert plan.held()[-1][-1] == "unknown"
     assert any("throughput.source" in note for note in plan.notes())
     assert plan.as_dict()["total"]["seconds"] is None
