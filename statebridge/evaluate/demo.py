@@ -20,7 +20,7 @@ import torch
 
 from statebridge.bridge import Bridge, Document, ModelPair, token_windows, tokenizer_digest
 from statebridge.capture import continue_from, generate_from, prefill
-from statebridge.evaluate.arms import Protocol, score_arms
+from statebridge.evaluate.arms import Protocol, handovers, score_arms
 from statebridge.state import Component, HybridState
 
 #: Arms of the demo's table, in order, with what each one means.
@@ -40,7 +40,7 @@ class DemoResult:
     Attributes
     ----------
     document, prefix_tokens, plan
-        What was read, how much of it, and the bridge's plan.
+        What was read, how much of it, and the bridge's plan, with "calibrated" where it is.
     seconds
         Wall time of each step; `handover` is capture + translate + first token, `reread` the receiver's own
         reading of the prefix up to its first token.
@@ -123,6 +123,7 @@ def run_demo(
     ids = torch.stack([right.ids, wrong.ids])
     prefix, fed = ids[:1, : protocol.prefix], ids[:1, protocol.prefix : protocol.prefix + 1]
     seconds: dict[str, float] = {}
+    label = bridge.config.plan + ("" if bridge.calibrator is None else ", calibrated")
 
     def timed(name: str, step: str, function: Callable[[], Any]) -> Any:
         say(step)
@@ -146,9 +147,7 @@ def run_demo(
             timed("save", "… saved to a file", lambda: state.save(path))
             file_bytes = path.stat().st_size
             state = timed("load", "… loaded again and checked", lambda: HybridState.load(path))
-        translated = timed(
-            "translate", f"The bridge translates it (plan {bridge.config.plan})", lambda: bridge(state)
-        )
+        translated = timed("translate", f"The bridge translates it (plan {label})", lambda: bridge(state))
         first = timed(
             "first_token",
             "The receiver continues without reading the prefix",
@@ -166,15 +165,15 @@ def run_demo(
         scores = score_arms(pair, ids, protocol, bridge=bridge, controls=controls)
         say("Letting every arm write on")
         texts = _continuations(pair, bridge, translated, state, ids, protocol, continuation_tokens)
+    hand = next(iter(handovers(bridge)))  # the bridge as it is: calibrated, where it has a calibrator
     by_position = {
-        ("handover" if arm == bridge.config.plan else arm): found.nll[0].tolist()
-        for arm, found in scores.items()
+        ("handover" if arm == hand else arm): found.nll[0].tolist() for arm, found in scores.items()
     }
     return DemoResult(
         document=right.id,
         prefix_tokens=protocol.prefix,
         targets=protocol.targets,
-        plan=bridge.config.plan,
+        plan=label,
         seconds=seconds,
         nll={arm: sum(by_position[arm]) / protocol.targets for arm in MEANING},
         nll_by_position={arm: by_position[arm] for arm in MEANING},
