@@ -29,6 +29,7 @@ def render_card(config: BridgeConfig) -> str:
         "",
         "```python",
         "import statebridge",
+        "",
         'bridge = statebridge.Bridge.from_pretrained("<this folder>")',
         "receiver_state = bridge(source_state)",
         "```",
