@@ -197,7 +197,7 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
     def another(stage: str, done: int, total: int) -> None:
         if (stage, done) == ("collect", 4):
-            with pytest.raises(ConfigError, match="Another process is fitting") as error:
+            with pytest.raises(ConfigError, match="Another process works in") as error:
                 fit_bridge(pair, documents, CONFIG, work_dir=tmp_path)
             tried.append(str(error.value))
 
