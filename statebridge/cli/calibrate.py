@@ -17,6 +17,7 @@ import typer
 
 from statebridge.cli.options import DeviceOption, DtypeOption, Format, FormatOption, print_json, stage_bars
 from statebridge.cli.pair_options import (
+    ConfigOption,
     Loading,
     LoadOption,
     ReceiverOption,
@@ -47,7 +48,7 @@ def calibrate(
         str, typer.Option(help="start, or random for a seeded window of each document.")
     ] = "start",
     plan: Annotated[str | None, typer.Option(help="Plan to build on; the bridge's by default.")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file of settings; see configs/.")] = None,
+    config: ConfigOption = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="One setting, such as max_steps=300."),

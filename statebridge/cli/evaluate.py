@@ -22,6 +22,8 @@ from statebridge.cli.options import (
     stage_bars,
 )
 from statebridge.cli.pair_options import (
+    ConfigOption,
+    DocumentsOption,
     Loading,
     LoadOption,
     ReceiverOption,
@@ -36,13 +38,8 @@ def evaluate(
     receiver: ReceiverOption,
     bridge: Annotated[str, typer.Option(help="Folder or hub name of the bridge.")],
     out: Annotated[Path, typer.Option(help="Folder of the run; an interrupted run there goes on.")],
-    documents: Annotated[
-        str | None,
-        typer.Option(
-            help="Text, .jsonl or .parquet file, folder of such, or hub dataset; else the config's."
-        ),
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file of settings; see configs/.")] = None,
+    documents: DocumentsOption = None,
+    config: ConfigOption = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="One setting, such as count=16 or plans=all."),

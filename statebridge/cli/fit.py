@@ -16,6 +16,8 @@ import typer
 
 from statebridge.cli.options import DeviceOption, DtypeOption, Format, FormatOption, print_json, stage_bars
 from statebridge.cli.pair_options import (
+    ConfigOption,
+    DocumentsOption,
     Loading,
     LoadOption,
     ReceiverOption,
@@ -29,13 +31,8 @@ def fit(
     source: SourceOption,
     receiver: ReceiverOption,
     out: Annotated[Path, typer.Option(help="Folder of the new bridge.")],
-    documents: Annotated[
-        str | None,
-        typer.Option(
-            help="Text, .jsonl or .parquet file, folder of such, or hub dataset; else the config's."
-        ),
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file of settings; see configs/.")] = None,
+    documents: DocumentsOption = None,
+    config: ConfigOption = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="One setting, such as fit_documents=64."),

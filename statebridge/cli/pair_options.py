@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 SourceOption = Annotated[str, typer.Option(help="Folder or hub name of the model that reads.")]
 ReceiverOption = Annotated[str, typer.Option(help="Folder or hub name of the model that continues.")]
+ConfigOption = Annotated[Path | None, typer.Option(help="YAML file of settings; see configs/.")]
+DocumentsOption = Annotated[
+    str | None,
+    typer.Option(help="Text, .jsonl or .parquet file, folder of such, or hub dataset; else the config's."),
+]
 
 
 class Loading(StrEnum):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from statebridge.cli.options import DeviceOption, Format, FormatOption, print_json, stage_bars
-from statebridge.cli.pair_options import is_main_process, prepare_device
+from statebridge.cli.pair_options import ConfigOption, is_main_process, prepare_device
 
 if TYPE_CHECKING:
     from statebridge.reproduce import SuiteConfig
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def reproduce(
     experiment: Annotated[str, typer.Argument(help="e001, e002 or all.")],
     out: Annotated[Path, typer.Option(help="Folder of the run; an interrupted run there goes on.")],
-    config: Annotated[Path | None, typer.Option(help="YAML file of settings; see configs/.")] = None,
+    config: ConfigOption = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="One setting, such as e002.count=16."),
