@@ -1,7 +1,7 @@
 """Models of the published shapes with random weights: everything about a full-size run except what weights decide.
 
 Shapes, bytes, time and memory do not depend on the values of weights, so a machine without the checkpoints can
-measure them. Some values are chosen so that a state matters: decays near 1, wide convolutions, uneven norms.
+measure them.
 The tiny pair is the same family at a size that a CPU runs in a second; it exists to try the scripts.
 """
 
@@ -27,23 +27,12 @@ def random_pair(tiny: bool, source_device: str, receiver_device: str, tokenizer:
 
 def random_model(name: str, device: str, seed: int) -> Any:
     """One model of the published shape `name`, or one of `TINY`, in bfloat16 and eval mode."""
-    if name in TINY:
-        torch.manual_seed(seed)
-        with torch.device(device):
-            model = AutoModelForCausalLM.from_config(_tiny(64 + 16 * TINY.index(name)), dtype=torch.bfloat16)
-        model.eval().requires_grad_(False)
-    else:
-        model = shapes.random_model(name, "bfloat16", device, seed)
-    generator = torch.Generator(device).manual_seed(seed)
-    with torch.no_grad():
-        for part, parameter in model.named_parameters():
-            if "A_log" in part:
-                parameter.uniform_(-7.0, -2.0, generator=generator)  # decays near 1, so that R remembers
-            elif "conv1d" in part:
-                parameter.normal_(0.0, 0.5, generator=generator)
-            elif parameter.ndim == 1:
-                parameter.add_(torch.randn(parameter.shape, generator=generator, device=device) * 0.1)
-    return model
+    if name not in TINY:
+        return shapes.random_model(name, "bfloat16", device, seed)
+    torch.manual_seed(seed)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(_tiny(64 + 16 * TINY.index(name)), dtype=torch.bfloat16)
+    return shapes.remembering(model.eval().requires_grad_(False), seed)
 
 
 def _tiny(hidden: int) -> Qwen3_5TextConfig:

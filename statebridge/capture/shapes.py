@@ -140,7 +140,21 @@ def random_model(name: str, dtype: str, device: str, seed: int, revision: str | 
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=_dtype(config, dtype))
     model.config._name_or_path = f"random weights in the shape of {name}"
-    return model.eval().requires_grad_(False)
+    return remembering(model.eval().requires_grad_(False), seed)
+
+
+def remembering(model: Any, seed: int) -> Any:
+    """The same model with random decays near 1, wide convolutions and uneven norms, so that R and C matter."""
+    generator = torch.Generator(model.device).manual_seed(seed)
+    with torch.no_grad():
+        for part, parameter in model.named_parameters():
+            if "A_log" in part:
+                parameter.uniform_(-7.0, -2.0, generator=generator)
+            elif "conv1d" in part:
+                parameter.normal_(0.0, 0.5, generator=generator)
+            elif parameter.ndim == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=generator, device=model.device) * 0.1)
+    return model
 
 
 def _dtype(config: Any, dtype: str) -> torch.dtype:
