@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ from statebridge.translate import BlockMoments, Blocks, Moments, head_moments, h
 Split = Literal["fit", "validation"]
 SPLITS: tuple[Split, ...] = ("validation", "fit")
 _BLOCK_STATES = 64  # recurrent states per block of the bilinear fit
+_WRITERS = min(8, os.cpu_count() or 1)
 _log = logging.getLogger(__name__)
 
 
@@ -113,12 +115,24 @@ class PairedStates:
 
     def add_matrices(self, split: Split, rows: slice, source: HybridState, receiver: HybridState) -> None:
         """Write R into its rows of the files; see `add`."""
-        for index in self.geometry.recurrent:
-            for side, state in (("source", source), ("receiver", receiver)):
-                matrix = _present(state.layers[index].recurrent_state).float()
-                if not bool(torch.isfinite(matrix).all()):
-                    raise FitError(f"Layer {index}: R of the {side} holds NaN or infinity.")
-                self._matrix(split, index, side, "r+")[rows] = matrix.cpu().numpy()
+        parts = [
+            (index, side, _present(state.layers[index].recurrent_state).float())
+            for index in self.geometry.recurrent
+            for side, state in (("source", source), ("receiver", receiver))
+        ]
+        # all asked before the first is waited for
+        finite = [torch.isfinite(matrix).all() for _, _, matrix in parts]
+        for (index, side, _), good in zip(parts, finite, strict=True):
+            if not bool(good):
+                raise FitError(f"Layer {index}: R of the {side} holds NaN or infinity.")
+
+        def write(part: tuple[int, str, torch.Tensor]) -> None:
+            index, side, matrix = part
+            self._matrix(split, index, side, "r+")[rows] = matrix.cpu().numpy()
+
+        # one thread writes 1 GB/s into mapped files, most of it page faults
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            list(pool.map(write, parts))
 
     def reserve(self) -> None:
         """Reserve the disk that the R matrices will take; what lies there already stays.

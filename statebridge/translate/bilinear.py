@@ -21,7 +21,7 @@ from torch import Tensor
 
 from statebridge.translate.base import Translator, require_axes, take
 from statebridge.translate.blocks import Blocks, PairedMeans, centred, passes
-from statebridge.translate.ridge import check_grid, choose, relative_error, solve
+from statebridge.translate.ridge import check_grid, choose, relative_error
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,9 +197,26 @@ class BilinearRidge:
                 gram[i] += rows.mT @ rows
                 cross[i] += rows.mT @ y
         scale = gram.diagonal(dim1=-2, dim2=-1).mean(-1)  # trace / D, [L, H]
-        weight = solve(gram, cross, fixed.new_tensor(self.alphas)[:, None] * scale)  # [L, H, Q_s, Q_r]
+        weight = _solve(gram, cross, fixed.new_tensor(self.alphas)[:, None] * scale)  # [L, H, Q_s, Q_r]
         squares = means.spread + ((gram @ weight - 2 * cross) * weight).sum((2, 3))
         return weight.mT, squares
+
+
+def _solve(gram: Tensor, cross: Tensor, alpha: Tensor) -> Tensor:
+    """Return (gram + alpha I)^-1 cross for `[..., D, D]`, `[..., D, E]` and alpha `[...]` > 0.
+
+    By Cholesky: a GPU has no batched eigendecomposition at these sizes, and the loop over matrices that stands in
+    for it took nearly all of a fit.
+    """
+    size = gram.shape[-1]
+    # where the source does not vary, cross is 0 and so is the answer; below rounding, alpha would not help the factor
+    least = size * torch.finfo(gram.dtype).eps * gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    alpha = torch.where(alpha > 0, alpha.maximum(least), 1.0)
+    shifted = gram + alpha[..., None, None] * torch.eye(size, dtype=gram.dtype, device=gram.device)
+    factor = torch.linalg.cholesky(shifted)
+    half = torch.linalg.solve_triangular(factor, cross, upper=False)
+    weight: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return weight
 
 
 def _normalised(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -134,14 +134,6 @@ def check_grid(alphas: Sequence[float], positive: bool = False) -> None:
         raise FitError(f"The grid of alphas must hold {kind} numbers, found {list(alphas)}. Change `alphas`.")
 
 
-def solve(gram: Tensor, cross: Tensor, alpha: Tensor) -> Tensor:
-    """Return (gram + alpha I)^-1 cross for `[..., D, D]`, `[..., D, E]` and alpha `[...]`, minimum norm."""
-    values, vectors = torch.linalg.eigh(gram)
-    inverse = inverse_shifted(values.clamp_min(0.0), alpha)
-    weight: Tensor = vectors @ (inverse[..., None] * (vectors.mT @ cross))
-    return weight
-
-
 def inverse_shifted(values: Tensor, alpha: Tensor) -> Tensor:
     """Return 1 / (values + alpha) for eigenvalues `[..., D]` and alpha `[...]`, 0 for eigenvalues that are rounding.
 
