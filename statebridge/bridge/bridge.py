@@ -136,11 +136,8 @@ class Bridge(ModelHubMixin, library_name="statebridge"):
 
         with torch.inference_mode(False), torch.no_grad():
             moved_layers = self._moves(state.layers, dict.fromkeys(turned, turn))
-            copies: dict[str, Any] = {
-                name: value.clone() for name, value in vars(book).items() if isinstance(value, torch.Tensor)
-            }
-        moved = dataclasses.replace(book, model=self.config.receiver, **copies)
-        return HybridState(moved_layers, moved).validate()
+            moved_book = book.copied(self.config.receiver)
+        return HybridState(moved_layers, moved_book).validate()
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         """The card that `save_pretrained` writes."""

@@ -174,10 +174,11 @@ def _after(ids: torch.Tensor, state: HybridState) -> torch.Tensor:
         raise StateMismatch(
             "a hand-over takes one row", {"rows": (1, book.batch_size)}, "Use state.select([row])."
         )
-    seen = book.token_ids[0][book.pad_mask[0]]
-    if ids.shape[1] <= len(seen) or not torch.equal(ids[0, : len(seen)], seen):
-        same = min(ids.shape[1], len(seen))
-        first = int((ids[0, :same] == seen[:same]).long().cumprod(0).sum())
+    # numpy, as in the bookkeeping: torch would wake its threads for a long prefix
+    seen, given = book.token_ids[0].numpy()[book.pad_mask[0].numpy()], ids[0].numpy()
+    if len(given) <= len(seen) or (given[: len(seen)] != seen).any():
+        same = min(len(given), len(seen))
+        first = int((given[:same] == seen[:same]).cumprod().sum())
         raise DocumentError(
             f"The prompt must begin with the {len(seen)} tokens of the state and go on after them; it agrees "
             f"with the first {first} and has {ids.shape[1]}. Give the whole prompt, or token ids."

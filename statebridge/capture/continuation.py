@@ -201,7 +201,7 @@ def _forward(
     with count_tokens(model) as count, torch.inference_mode(False), torch.set_grad_enabled(grad):
         output = model(
             input_ids=new_ids.to(device),
-            attention_mask=live.bookkeeping.pad_mask.long().to(device) if masked else None,
+            attention_mask=live.bookkeeping.pad_mask.to(device).long() if masked else None,
             position_ids=positions.to(device),
             use_cache=True,
             logits_to_keep=int(last_only),

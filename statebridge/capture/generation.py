@@ -124,14 +124,15 @@ def generate_from(
     )
     grown = state.bookkeeping.extended(next_ids)
     # generate slices off the positions of the new tokens, so old ones that are not known may be anything
-    positions = grown.next_position[:, None] - torch.arange(grown.length, 0, -1)
     device = model.get_input_embeddings().weight.device
+    steps = torch.arange(grown.length, 0, -1, device=device)
+    positions = grown.next_position.to(device)[:, None] - steps
     options.setdefault("return_dict_in_generate", True)
     with count_tokens(model) as count:
         output = model.generate(
             grown.token_ids.to(device),
-            attention_mask=grown.pad_mask.long().to(device),
-            position_ids=positions.to(device),
+            attention_mask=grown.pad_mask.to(device).long(),
+            position_ids=positions,
             use_cache=True,
             **{cache_keyword(model): cache},
             **options,

@@ -13,13 +13,14 @@ import tiny
 import tiny_pair
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import statebridge
 from statebridge.bridge import Bridge
 from statebridge.bridge.apply import Moves
 from statebridge.calibrate import Calibrator
 from statebridge.capture import restore
-from statebridge.state import HybridState
+from statebridge.state import HybridState, LayerState
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -27,6 +28,7 @@ from experiments.full_size_proof.maps import random_maps
 
 PLANS = ("DDD", "TTT", "TDT", "0-1:TTT,2-3:DTD")
 LAYERS = 32
+GRAIN = 32768  # elements from which torch shares an operation out among threads
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +171,51 @@ def test_capture_and_install_copy_each_part_once(deep: Any) -> None:
     live = statebridge.prefill(model, tiny.ids(1, 9))
     assert operations(live.state) <= 64 + 12
     assert operations(lambda: restore(state, model)) <= 64 + 12
+
+
+class LongRows(TorchDispatchMode):
+    """Names of operations that make something of integers or flags as long as torch's thread pool wants them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        made = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        held = {x.untyped_storage().data_ptr() for x in given}
+        long = any(not x.is_floating_point() and x.numel() >= GRAIN for x in given + made)
+        views = made and all(x.untyped_storage().data_ptr() in held for x in made)
+        if long and not views and function.overloadpacket.__name__ != "lift_fresh":
+            self.names.append(function.overloadpacket.__name__)
+        return result
+
+
+def test_the_bookkeeping_of_a_long_prefix_wakes_no_threads() -> None:
+    """One such operation took 10 ms where other work kept the cores busy, four times a capture."""
+    model = tiny.build("qwen3_5", seed=3)
+    short = statebridge.prefill(model, tiny.ids(1, 8)).state()
+
+    def longer(layer: LayerState) -> LayerState:
+        return layer.map(lambda name, x: x.repeat(1, 1, GRAIN // 8, 1) if name in ("key", "value") else x)
+
+    book = short.bookkeeping
+    state = HybridState(
+        tuple(longer(layer) for layer in short.layers),
+        dataclasses.replace(
+            book,
+            token_ids=book.token_ids.repeat(1, GRAIN // 8),
+            pad_mask=book.pad_mask.repeat(1, GRAIN // 8),
+            positions=torch.arange(GRAIN)[None],
+            next_position=torch.tensor([GRAIN]),
+            schedule=(GRAIN,),
+        ),
+    )
+    bridge = Bridge.direct(book.model, book.model)
+    live = statebridge.continue_from(model, bridge(state), tiny.ids(1, 1))
+    with LongRows() as seen:
+        moved = bridge(live.state())
+        restore(moved, model)
+        statebridge.continue_from(model, moved, tiny.ids(1, 1))
+    assert seen.names == []
