@@ -21,8 +21,10 @@ from torch import Tensor
 
 from statebridge.state import Rotation
 
-#: Tokens of a block, warps, and steps of loads in flight.
+#: Tokens of a block, warps, and steps of loads in flight; where a block may have 196 kB of shared memory, more tokens
+#: share each load of the weight.
 LAUNCH = {"BLOCK_T": 64, "num_warps": 4, "num_stages": 2}
+WIDE_LAUNCH = {"BLOCK_T": 128, "num_warps": 8, "num_stages": 2}
 _COLUMNS = 64  # columns of W that a step takes where there is no rotation
 #: Largest rank of `low_rank`, and the narrowest matrix that the matrix units take.
 RANK = 16
@@ -35,13 +37,13 @@ def available(x: Tensor, *widths: int) -> bool:
         x.is_cuda
         and x.dtype == torch.bfloat16
         and powers
-        and _shared_memory(x.device) >= _needed(x.shape[-1])
+        and _shared_memory(x.device) >= _needed(x.shape[-1], LAUNCH)
     )
 
 
-def _needed(width: int) -> int:
+def _needed(width: int, launch: dict[str, int]) -> int:
     """Bytes of shared memory: a block of x, and the steps of both halves of W."""
-    return 2 * width * (LAUNCH["BLOCK_T"] + LAUNCH["num_stages"] * 2 * _COLUMNS)
+    return 2 * width * (launch["BLOCK_T"] + launch["num_stages"] * 2 * _COLUMNS)
 
 
 @functools.cache
@@ -76,7 +78,7 @@ def turned_affine(
     before, after
         Rotations of the rows' positions, or none.
     **launch
-        Other settings than `LAUNCH`, to measure them.
+        Other settings than `LAUNCH` or `WIDE_LAUNCH`, to measure them.
 
     Returns
     -------
@@ -90,7 +92,8 @@ def turned_affine(
     rows, heads, tokens, _ = x.shape
     width, out = halves[0].shape[1:]
     y = x.new_empty(rows, heads, tokens, out)
-    settings: dict[str, Any] = LAUNCH | launch
+    wide = _shared_memory(x.device) >= _needed(x.shape[-1], WIDE_LAUNCH)
+    settings: dict[str, Any] = (WIDE_LAUNCH if wide else LAUNCH) | launch
     trig = [r for rotation in (before, after) for r in _trig(rotation, x)]
     half_in, half_out = (0 if r is None else r.cos.shape[-1] // 2 for r in (before, after))
     kernels.turned_affine[(-(-tokens // settings["BLOCK_T"]), rows * heads)](
