@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The proof at full size, part by part; every part can be called alone.
 #
-#   experiments/full_size_proof/run.sh OUT [PART...]     parts: kernels, one, suite (one GPU), two (two GPUs)
+#   experiments/full_size_proof/run.sh OUT [PART...]     parts: kernels, one, suite (one GPU), two, shared (two GPUs)
 #
 # OUT gets one .json per part and one .log per call; `python -m experiments.full_size_proof.table OUT` makes the tables.
 set -euo pipefail
@@ -20,12 +20,17 @@ one() {
   $python -m experiments.full_size_proof.prove facts restore ridge --out "$out" 2>&1 | tee "$out/prove.log"
 }
 
-suite() {
+suite() { reproduce suite; }
+
+shared() { reproduce shared -m torch.distributed.run --nproc_per_node=2; }
+
+reproduce() {
+  local name=$1 run; shift
   run=$(mktemp -d)
-  $python -m statebridge reproduce all --config experiments/full_size_proof/suite.yaml --random-weights \
-    --device cuda --out "$run" 2>&1 | tee "$out/suite.log"
-  cp "$run/manifest.json" "$out/suite.json"
-  cp "$run/report.md" "$out/suite.md"
+  $python "$@" -m statebridge reproduce all \
+    --config experiments/full_size_proof/suite.yaml --random-weights --device cuda --out "$run" 2>&1 | tee "$out/$name.log"
+  cp "$run/manifest.json" "$out/$name.json"
+  cp "$run/report.md" "$out/$name.md"
   rm -r "$run"
 }
 

@@ -4,7 +4,9 @@
     python -m experiments.full_size_proof.sharded devices --out runs/proof
 
     moments    two processes, a pair of models each, collect half of the documents; what they merge must be what one
-               process collects, within float64 rounding
+               process collects, within float64 rounding. The kernels of the delta rule are tuned by one process and
+               read from its cache by the other: tuned apart, two processes may choose differently, and then their
+               states differ within the rounding of bfloat16, whoever adds them up
     devices    a hand-over from a source on one GPU to a receiver on the other, and to a receiver spread over both,
                gives the logits of the hand-over on one GPU
 
@@ -21,6 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 
 from experiments.full_size_proof.maps import random_maps
@@ -52,6 +55,10 @@ def moments(tiny: bool, tokenizer: str) -> dict[str, Any]:
         "fit": _windows(pair, 8, max(lengths), 100),
     }
     counts = state_counts(windows, config)
+    for rank in range(process.num_processes):
+        if rank == process.process_index:
+            _tune(pair, lengths, config.batch_size)
+        process.wait_for_everyone()
     with TemporaryDirectory() as scratch:
         folder = broadcast_object_list([scratch])[0]
         times = []
@@ -72,21 +79,37 @@ def moments(tiny: bool, tokenizer: str) -> dict[str, Any]:
                 for name, n in (("shared", process.num_processes), ("alone", 1))
             )
             worst, entries = _compare(shared, alone)
-            same = all(
-                (Path(folder) / "alone/recurrent" / path.name).read_bytes() == path.read_bytes()
-                for path in (Path(folder) / "shared/recurrent").iterdir()
-            )
+            differing = _differing_states(Path(folder), counts)
             found = {
                 "processes": process.num_processes,
                 "documents": sum(counts.values()) // len(lengths),
                 "moment entries": entries,
                 "largest relative difference": worst,
-                "R bit-exact": same,
+                "states whose R differs": differing,
                 "seconds shared, alone": times,
-                "failed": [] if worst <= ROUNDING and same else ["merged moments"],
+                "failed": [] if worst <= ROUNDING and not differing else ["merged moments"],
             }
         process.wait_for_everyone()
     return found
+
+
+def _tune(pair: ModelPair, lengths: tuple[int, ...], batch: int) -> None:
+    for length in lengths:
+        for model in (pair.source, pair.receiver):
+            prefill(model, torch.randint(3, model.config.vocab_size, (batch, length), generator=_seeded(0)))
+
+
+def _differing_states(folder: Path, counts: Any) -> int:
+    """States of which some matrix in some layer of either model is not the same to the last bit."""
+    found = set()
+    for path in (folder / "shared/recurrent").iterdir():
+        split = path.name.partition(".")[0]
+        ours, theirs = (
+            np.fromfile(folder / name / "recurrent" / path.name, np.uint8).reshape(counts[split], -1)
+            for name in ("shared", "alone")
+        )
+        found |= {(split, int(row)) for row in np.flatnonzero((ours != theirs).any(1))}
+    return len(found)
 
 
 def _windows(pair: ModelPair, count: int, length: int, first: int) -> list[TokenWindow]:

@@ -115,6 +115,7 @@ def main() -> None:
         "restore": ("Restore control", restore),
         "ridge": ("Cost of fitting", ridge),
         "suite": ("The suite with few documents", suite),
+        "shared": ("The suite shared by two processes on two GPUs", suite),
         "moments": ("Two processes against one", two),
         "devices": ("Models on several devices", two),
     }
