@@ -132,6 +132,7 @@ def test_what_cannot_be_opened_is_refused(
         ("e002", lambda c: dataclasses.replace(c, recall=RecallConfig(items_per_depth=1))),
         ("e001", lambda c: dataclasses.replace(c, generation=GenerationConfig(documents=2))),
         ("calibrate", lambda c: dataclasses.replace(c, states="recompute")),
+        ("calibrate", lambda c: dataclasses.replace(c, states="device")),
     ],
 )
 def test_taking_turns_refuses_what_needs_both_models(
