@@ -142,3 +142,15 @@ def test_taking_turns_refuses_what_needs_both_models(
     dataclasses.replace(config, models=models)
     with pytest.raises(ConfigError, match=f"{stage}.* needs both models"):
         dataclasses.replace(config, models=models, **{stage: change(getattr(config, stage))})
+
+
+def test_where_models_and_states_are_held_is_no_setting_of_a_run(config: SuiteConfig) -> None:
+    """A run that ran out of memory goes on in its folder with them elsewhere."""
+    elsewhere = [
+        dataclasses.replace(config, models=dataclasses.replace(config.models, load="sequential")),
+        dataclasses.replace(config, calibrate=dataclasses.replace(config.calibrate, states="device")),
+    ]
+    wanted = [stage.settings for stage in stages_of(config, "all")]
+    assert all([stage.settings for stage in stages_of(other, "all")] == wanted for other in elsewhere)
+    other = dataclasses.replace(config, calibrate=dataclasses.replace(config.calibrate, max_steps=5))
+    assert [stage.settings for stage in stages_of(other, "all")] != wanted
