@@ -18,7 +18,7 @@ from statebridge.errors import ConfigError, UnsupportedModel
 from statebridge.evaluate.config import GenerationConfig, RecallConfig
 from statebridge.reproduce import SuiteConfig, open_pair, reproduce
 from statebridge.reproduce.config_parts import ModelsConfig
-from statebridge.reproduce.stages import read_json
+from statebridge.reproduce.stages import read_json, stages_of
 
 
 class Placed:
