@@ -1,11 +1,12 @@
 """The parts of the full-size proof that run in one process on one device; run.sh runs all parts.
 
-    python -m experiments.full_size_proof.prove facts restore ridge --out runs/proof
-    python -m experiments.full_size_proof.prove facts restore ridge --out runs/tiny --tiny     # seconds on a CPU
+    python -m experiments.full_size_proof.prove facts restore ridge calibrate --out runs/proof
+    python -m experiments.full_size_proof.prove facts restore ridge calibrate --out runs/tiny --tiny     # on a CPU
 
     facts      parameters, bytes of a state of 4,096 tokens, trainable values of the calibrator: as published
     restore    the restore control, 16 contexts × four lengths, both models: maximum logit difference 0
     ridge      time of moments and of solving the maps, beside the forward passes of both models
+    calibrate  time of a document in the training of a calibrator, with its state on the disk, the device, or nowhere
 
 Each part writes OUT/PART.json; the exit code is 1 where one failed. The suite is the command
 `statebridge reproduce`; several devices are sharded.py.
@@ -18,20 +19,21 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from experiments.full_size_proof.calibrating import calibrate
 from experiments.full_size_proof.models import random_pair
+from experiments.full_size_proof.timing import Log, Stopwatch, seeded
 from statebridge.bridge import FitConfig, ModelPair
 from statebridge.bridge.geometry import Geometry
 from statebridge.bridge.paired import PairedStates
 from statebridge.calibrate import Calibrator
 from statebridge.capture import prefill
+from statebridge.capture.load import load_tokenizer
 from statebridge.evaluate.restore_control import NEXT_TOKENS, restore_control
 from statebridge.translate import BilinearRidge, BlockRidge, KeyValueRidge
 
@@ -41,7 +43,6 @@ EXPECTED = {
     "bytes of a state of 4,096 tokens": 186_122_240,
     "trainable values of the calibrator": 434_176,
 }
-Log = Callable[[str], None]
 
 
 def facts(pair: ModelPair, tiny: bool, log: Log) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def facts(pair: ModelPair, tiny: bool, log: Log) -> dict[str, Any]:
         f"{name} parameters": sum(p.numel() for p in getattr(pair, name).parameters())
         for name in ("source", "receiver")
     }
-    ids = torch.randint(3, pair.source.config.vocab_size, (1, 4096), generator=_seeded(0))
+    ids = torch.randint(3, pair.source.config.vocab_size, (1, 4096), generator=seeded(0))
     states = [prefill(model, ids).state() for model in (pair.source, pair.receiver)]
     sizes = [state.nbytes() for state in states]
     assert sizes[0] == sizes[1], sizes
@@ -70,7 +71,7 @@ def restore(pair: ModelPair, tiny: bool, log: Log) -> dict[str, Any]:
     for name in ("source", "receiver"):
         model = getattr(pair, name)
         shape = (16, max(lengths) + NEXT_TOKENS)
-        contexts = torch.randint(3, model.config.vocab_size, shape, generator=_seeded(1))
+        contexts = torch.randint(3, model.config.vocab_size, shape, generator=seeded(1))
         started = time.monotonic()
         control = restore_control(model, contexts, lengths)
         for row in control.lengths:
@@ -88,7 +89,7 @@ def ridge(pair: ModelPair, tiny: bool, log: Log) -> dict[str, Any]:
     lengths = (8, 16) if tiny else config.checkpoints
     batch, documents = (2, {"validation": 4, "fit": 8}) if tiny else (8, {"validation": 8, "fit": 24})
     device = pair.source.device
-    spent = _Stopwatch(device)
+    spent = Stopwatch(device)
     with TemporaryDirectory() as folder:
         counts: Any = {split: n * len(lengths) for split, n in documents.items()}
         states = PairedStates(Path(folder), Geometry.of(pair), counts, device)
@@ -127,7 +128,7 @@ def _collect(
     documents: dict[str, int],
     lengths: tuple[int, ...],
     batch: int,
-    spent: _Stopwatch,
+    spent: Stopwatch,
     log: Log,
 ) -> None:
     number = 0
@@ -135,7 +136,7 @@ def _collect(
         for start in range(0, count, batch):
             number += 1
             shape = (batch, max(lengths))
-            ids = torch.randint(3, pair.source.config.vocab_size, shape, generator=_seeded(number))
+            ids = torch.randint(3, pair.source.config.vocab_size, shape, generator=seeded(number))
             for place, length in enumerate(lengths):
                 with spent("warm up" if split == "warm up" else "forward"), torch.inference_mode():
                     live = [prefill(model, ids[:, :length]) for model in (pair.source, pair.receiver)]
@@ -156,35 +157,15 @@ def _both(moments: Any, index: int) -> tuple[Any, Any]:
     return moments["fit"][index], moments["validation"][index]
 
 
-class _Stopwatch:
-    """Seconds by name, each from an idle device to an idle device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.seconds = device, dict[str, float]()
-
-    @contextmanager
-    def __call__(self, name: str) -> Any:
-        self._sync()
-        start = time.perf_counter()
-        yield
-        self._sync()
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-    def _sync(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
-def _seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def main() -> None:
     """Run the named parts on one pair."""
-    parts = {"facts": facts, "restore": restore, "ridge": ridge}
+    parts = {"facts": facts, "restore": restore, "ridge": ridge, "calibrate": calibrate}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="+", choices=list(parts))
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--tokenizer", default="checkpoints/source", help="Any tokenizer; its digest is recorded."
+    )
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     device = "cpu" if options.tiny else "cuda"
@@ -193,7 +174,7 @@ def main() -> None:
     def log(text: str) -> None:
         print(f"{time.monotonic() - started:7.1f} s  {text}", flush=True)
 
-    pair = random_pair(options.tiny, device, device)
+    pair = random_pair(options.tiny, device, device, load_tokenizer(options.tokenizer))
     log(f"both models on {device}")
     options.out.mkdir(parents=True, exist_ok=True)
     failed: list[str] = []

@@ -17,7 +17,7 @@ kernels() {
 
 one() {
   $python -m benchmarks.full_size --out "$out" 2>&1 | tee "$out/benchmark.log"
-  $python -m experiments.full_size_proof.prove facts restore ridge --out "$out" 2>&1 | tee "$out/prove.log"
+  $python -m experiments.full_size_proof.prove facts restore ridge calibrate --out "$out" 2>&1 | tee "$out/prove.log"
 }
 
 suite() { reproduce suite; }

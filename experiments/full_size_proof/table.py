@@ -17,7 +17,7 @@ from typing import Any
 
 from statebridge.config import load_config
 from statebridge.reproduce import SuiteConfig
-from statebridge.reproduce.plan import Sizes, expect
+from statebridge.reproduce.plan import Sizes, calibration_rounds, expect
 
 HERE = Path(__file__).parent
 FULL = HERE.parents[1] / "configs" / "qwen3_5_4b_9b.yaml"
@@ -63,6 +63,33 @@ def ridge(found: dict[str, Any]) -> str:
         "of the forward passes",
     )
     return _table(header, rows) + "\n\n" + said
+
+
+def calibrate(found: dict[str, Any]) -> str:
+    """Milliseconds of a document with its state in each place, and hours of the published grid."""
+    full = load_config(SuiteConfig, FULL, ())
+    steps, judged = calibration_rounds(full)
+    trained, read = steps * full.calibrate.batch_size, judged * full.selection.count
+    documents = full.fit.fit_documents + full.selection.count
+    rows, said = [], []
+    for name, cost in found["modes"].items():
+        parts = (documents * cost["prepare"], trained * cost["step"], read * cost["evaluate"])
+        hours = sum(parts) / 3600
+        times = (f"{1e3 * cost[part]:.1f}" for part in ("prepare", "read", "step", "evaluate"))
+        rows.append((name, *times, f"{hours:.2f}"))
+        said.append(
+            f"{name}: {documents} · {cost['prepare']:.3f} s + {trained:,} · {cost['step']:.4f} s + {read:,} · "
+            f"{cost['evaluate']:.4f} s = {sum(parts):,.0f} s"
+        )
+    header = ("states", "prepare, ms", "read, ms", "step, ms", "evaluate, ms", "published grid, h")
+    one = next(iter(found["modes"].values()))
+    text = (
+        f"All per document. A state takes {one['state_bytes']:,} bytes, native logits {one['logit_bytes']:,}; the "
+        f"backward pass uses the {found['backward']['name']} functions. The published grid prepares {documents} "
+        f"documents, takes {steps:,} steps of {full.calibrate.batch_size} and reads {full.selection.count} "
+        f"validation documents {judged} times, at most; " + "; ".join(said) + "."
+    )
+    return _table(header, rows) + "\n\n" + text
 
 
 def suite(manifest: dict[str, Any]) -> str:
@@ -114,6 +141,7 @@ def main() -> None:
         "facts": ("Counts", facts),
         "restore": ("Restore control", restore),
         "ridge": ("Cost of fitting", ridge),
+        "calibrate": ("Cost of calibrating", calibrate),
         "suite": ("The suite with few documents", suite),
         "shared": ("The suite shared by two processes on two GPUs", suite),
         "moments": ("Two processes against one", two),

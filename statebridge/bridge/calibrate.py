@@ -76,10 +76,11 @@ def fit_calibrator(
     DocumentError
         When documents are missing, too short, or in both splits.
     FitError
-        When a state is not finite, the disk is too small, the training diverges, or no gradient passes.
+        When a state is not finite, the disk or the device is too small, the training diverges, or no gradient
+        passes.
     ConfigError
-        When `work_dir` holds another run, several processes have none, or models that take turns would have to
-        for every step.
+        When `work_dir` holds another run, several processes have none, or models take turns and states are not
+        kept on the disk.
     """
     from accelerate import PartialState
 
@@ -89,9 +90,10 @@ def fit_calibrator(
     remedy = "Use a bridge fitted for this pair."
     bridge.config.source.require(pair.source_identity, "this bridge is of another source", remedy)
     bridge.config.receiver.require(pair.receiver_identity, "this bridge leads to another receiver", remedy)
-    if pair.takes_turns and config.states == "recompute":
+    if pair.takes_turns and config.needs_both_models:
         raise ConfigError(
-            'states "recompute" needs both models on their devices; keep the states on "disk", or load them together.'
+            f'states "{config.states}" needs both models on their devices; keep the states on "disk", or load them '
+            "together."
         )
     if work_dir is None and process.num_processes > 1:
         raise ConfigError("Several processes need a work_dir that all of them see.")
@@ -163,7 +165,7 @@ def _norms(trainer: Trainer, calibrator: Calibrator) -> dict[str, dict[str, floa
     """Mean relative residual norm over validation documents, per layer: of the layer and of each part."""
     documents, norms = trainer.documents, []
     for numbers in documents.chunks("validation"):
-        batch = documents.batch("validation", numbers, trainer.device)
+        batch = documents.batch("validation", numbers)
         with torch.no_grad():
             movement = calibrator.movement(batch.base.layers)
         found = {(layer, "layer"): norm for layer, norm in layer_norms(movement).items()}
@@ -179,7 +181,7 @@ def _norms(trainer: Trainer, calibrator: Calibrator) -> dict[str, dict[str, floa
 def _fingerprint(
     pair: ModelPair, bridge: Bridge, documents: CalibrationDocuments, config: CalibrateConfig
 ) -> dict[str, Any]:
-    """Everything that decides what lies in the folder; the number of processes does not."""
+    """Everything that decides what lies in the folder; processes and where states are kept do not."""
     tokens, maps = hashlib.sha256(), hashlib.sha256()
     for split in SPLITS:
         for window in documents.windows[split]:
@@ -187,7 +189,7 @@ def _fingerprint(
     for (layer, name), translator in sorted(bridge.translators.items()):
         for part, tensor in translator.tensors().items():
             maps.update(f"{layer} {name} {part} ".encode() + tensor.cpu().contiguous().numpy().tobytes())
-    settings = {f"setting {key}": value for key, value in dataclasses.asdict(config).items()}
+    settings = {f"setting {k}": value for k, value in dataclasses.asdict(config).items() if k != "states"}
     return json.loads(  # type: ignore[no-any-return]
         json.dumps(
             {

@@ -3,9 +3,9 @@
     base state     the source's state after L tokens, under the bridge's plan, a state of the receiver
     native logits  what the receiver itself says at the P output positions after it has read the prefix
 
-Both models read a document once. Native logits are kept in the folder; base states too, or the source reads
-again whenever they are needed. A file that is there is whole, so an interrupted preparation goes on; several
-processes share the documents. Knows models and files, no losses.
+Native logits are kept in the folder. Base states are kept there too, or in the memory of the training device, or
+nowhere, and then the source reads again whenever they are needed. A file that is there is whole, so an interrupted
+preparation goes on; several processes share the files. Knows models and files, no losses.
 """
 
 from __future__ import annotations
@@ -49,9 +49,21 @@ class CalibrationDocuments:
     windows
         Documents of each split, at least L + P tokens each.
     config
-        Lengths, micro-batch and whether states are kept.
+        Lengths, micro-batch and where states are kept.
     folder
         Where the files lie.
+
+    Attributes
+    ----------
+    device
+        Where the training runs: that of the receiver's embeddings.
+
+    Notes
+    -----
+    States on the device are gone with the process. What a process does not hold, after a resume or because
+    another process prepared the document, the source reads when it is asked for, in the micro-batches of the
+    preparation, so that the bits are those of an uninterrupted run. That costs one prefill of each document; from
+    then on it is held.
 
     Raises
     ------
@@ -71,6 +83,8 @@ class CalibrationDocuments:
         self.plan = bridge.with_plan(bridge.plan)
         self.windows = {split: list(windows.get(split, ())) for split in SPLITS}
         self.tokenizer = tokenizer_digest(pair.tokenizer)
+        self.device: torch.device = pair.receiver.get_input_embeddings().weight.device
+        self._held: dict[tuple[Split, int], HybridState] = {}  # of one row each
         _check(self.windows, config.prefix + config.positions)
 
     def prepare(self, progress: Progress, rank: int = 0, processes: int = 1) -> None:
@@ -79,7 +93,7 @@ class CalibrationDocuments:
         Raises
         ------
         FitError
-            When a state or a logit is not finite, or the disk has no room for the states.
+            When a state or a logit is not finite, or the disk or the device has no room for the states.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         share = list(self._chunks())[rank::processes]
@@ -89,16 +103,22 @@ class CalibrationDocuments:
                 self._read(split, numbers)
         progress("read documents", len(share), len(share))
 
-    def batch(self, split: Split, numbers: Sequence[int], device: torch.device) -> Batch:
-        """Some documents by number, on `device`."""
+    def batch(self, split: Split, numbers: Sequence[int]) -> Batch:
+        """Some documents by number, on the device; to be read and not written to, because kept states are shared.
+
+        Raises
+        ------
+        FitError
+            When the device has no room for the states that it should keep.
+        """
         native = [load_file(self._path(split, n, "native"))["logits"] for n in numbers]
-        if self.config.states == "disk":
-            base = HybridState.merge(
-                [HybridState.load(self._path(split, n, "state"), device) for n in numbers]
-            )
+        if self.config.states == "recompute":
+            base = self._base(split, numbers).to(self.device)
         else:
-            base = self._base(split, numbers).to(device)
-        return Batch(base, self._ids(split, numbers)[:, self.config.prefix :], torch.stack(native).to(device))
+            kept = [self._kept(split, n) for n in numbers]
+            base = kept[0] if len(kept) == 1 else HybridState.merge(kept)  # merging one would copy it
+        next_ids = self._ids(split, numbers)[:, self.config.prefix :]
+        return Batch(base, next_ids, torch.stack(native).to(self.device))
 
     def chunks(self, split: Split, numbers: Sequence[int] | None = None) -> Iterator[list[int]]:
         """Cut the given documents of a split, or all of them, into micro-batches."""
@@ -127,6 +147,8 @@ class CalibrationDocuments:
             self._require_room(base)
             for row, n in enumerate(numbers):
                 base.select([row]).save(self._path(split, n, "state"))
+        elif self.config.states == "device":
+            self._hold(split, numbers, base)
         for row, n in enumerate(numbers):
             with atomic_file(self._path(split, n, "native")) as temporary:
                 save_file({"logits": native[row].cpu().contiguous()}, temporary)
@@ -135,6 +157,21 @@ class CalibrationDocuments:
         with torch.inference_mode():
             prefix = self._ids(split, numbers)[:, : self.config.prefix]
             return self.plan(prefill(self.pair.source, prefix, tokenizer=self.tokenizer).state())
+
+    def _kept(self, split: Split, number: int) -> HybridState:
+        """The state of one document from where it is kept."""
+        if self.config.states == "disk":
+            return HybridState.load(self._path(split, number, "state"), self.device)
+        if (split, number) not in self._held:
+            numbers = list(self.chunks(split))[number // self.config.micro_batch]
+            self._hold(split, numbers, self._base(split, numbers))
+        return self._held[split, number]
+
+    def _hold(self, split: Split, numbers: Sequence[int], base: HybridState) -> None:
+        if not self._held:
+            self._require_memory(base)
+        for row, n in enumerate(numbers):
+            self._held[split, n] = base.select([row]).to(self.device)
 
     def _ids(self, split: Split, numbers: Sequence[int]) -> torch.Tensor:
         length = self.config.prefix + self.config.positions
@@ -167,6 +204,25 @@ class CalibrationDocuments:
                 f"{missing} states of {each / 1e6:,.0f} MB each do not fit into {self.folder}, which has "
                 f'{free / 1e9:,.1f} GB free; choose another work_dir, or set states to "recompute".'
             )
+
+    def _require_memory(self, base: HybridState) -> None:
+        each = sum(base.nbytes().values()) // base.batch_size
+        count = sum(len(windows) for windows in self.windows.values())
+        free = _free_bytes(self.device)
+        if each * count > free:
+            raise FitError(
+                f"{count} states of {each / 1e6:,.0f} MB each, {each * count / 1e9:,.1f} GB, do not fit into the "
+                f"memory of {self.device}, which has {free / 1e9:,.1f} GB free; set states to "
+                '"disk" or "recompute".'
+            )
+
+
+def _free_bytes(device: torch.device) -> float:
+    """What a GPU can still give, with what torch holds of it and does not use; no limit is known elsewhere."""
+    if device.type != "cuda":
+        return float("inf")
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def _check(windows: Mapping[Split, Sequence[TokenWindow]], length: int) -> None:

@@ -54,7 +54,7 @@ class Trainer:
     ) -> None:
         self.receiver, self.documents, self.config = receiver, documents, config
         self.process, self.path = process, path
-        self.device = receiver.get_input_embeddings().weight.device
+        self.device = documents.device
         self.grid = [(rank, weight) for rank in config.ranks for weight in config.penalties]
 
     def run(self, progress: Progress) -> tuple[Calibrator, list[dict[str, Any]]]:
@@ -79,7 +79,7 @@ class Trainer:
         count = len(self.documents.windows["validation"])
         found = torch.zeros(count, self.config.positions, device=self.device)
         for numbers in self._share(range(count)):
-            batch = self.documents.batch("validation", numbers, self.device)
+            batch = self.documents.batch("validation", numbers)
             with torch.no_grad():
                 found[numbers] = divergence(self.receiver, calibrator, batch)
         return self._sum(found).cpu()
@@ -110,7 +110,7 @@ class Trainer:
         adam.zero_grad(set_to_none=False)
         sums = torch.zeros(2, device=self.device)
         for numbers in self._share(self._order(step)):
-            batch = self.documents.batch("fit", numbers, self.device)
+            batch = self.documents.batch("fit", numbers)
             with torch.enable_grad():
                 kl = divergence(self.receiver, calibrator, batch).mean(1).sum()
                 penalty = calibrator.penalty(batch.base.layers).sum()

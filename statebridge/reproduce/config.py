@@ -105,7 +105,7 @@ class SuiteConfig:
             )
             if asked
         ]
-        wrong += ["calibrate.states recompute"] if self.calibrate.states == "recompute" else []
+        wrong += [f"calibrate.states {self.calibrate.states}"] if self.calibrate.needs_both_models else []
         if wrong:
             raise ConfigError(
                 f"{', '.join(wrong)}: needs both models on their devices; leave it out, or load them together."

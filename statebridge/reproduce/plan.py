@@ -191,26 +191,38 @@ def _evaluation(config: EvaluateConfig, sizes: Sizes, plan: str, calibrated: boo
     )
 
 
+def calibration_rounds(config: SuiteConfig) -> tuple[int, int]:
+    """Steps of the calibrator over all grid points, and readings of the validation documents, both at most."""
+    settings = config.calibrate
+    points = len(settings.ranks) * len(settings.penalties)
+    judged = points * (1 + -(-settings.max_steps // settings.evaluate_every))
+    judged += 2 + (len(settings.components) if len(settings.components) > 1 else 0)
+    return points * settings.max_steps, judged
+
+
 def _calibrate(config: SuiteConfig, sizes: Sizes) -> Expected:
     settings, fit = config.calibrate, config.fit.fit_documents
     validation, width = config.selection.count, settings.positions
-    documents, points = fit + validation, len(settings.ranks) * len(settings.penalties)
-    # the states of both splits are read in micro-batches
-    steps = sum(-(-count // settings.micro_batch) for count in (fit, validation))
-    judged = points * (1 + -(-settings.max_steps // settings.evaluate_every))
-    judged += 2 + (len(settings.components) if len(settings.components) > 1 else 0)
+    documents, (steps, judged) = fit + validation, calibration_rounds(config)
+    in_steps, in_validation, in_fit = (
+        -(-count // settings.micro_batch) for count in (settings.batch_size, validation, fit)
+    )
+    passes = judged * in_validation + steps * in_steps
+    readings = judged * validation + steps * settings.batch_size  # of states, one document each
+    again = settings.states == "recompute"
     state = sizes.receiver.state_bytes(settings.prefix)
-    logits, kept = width * sizes.receiver.vocab * sizes.receiver.logit_bytes, settings.states == "disk"
+    logits = width * sizes.receiver.vocab * sizes.receiver.logit_bytes
+    on_disk, on_device = (documents * state * (settings.states == place) for place in ("disk", "device"))
     return Expected(
         documents=documents,
-        source_passes=steps,
-        source_tokens=documents * settings.prefix,
-        receiver_passes=2 * steps
-        + judged * -(-validation // settings.micro_batch)
-        + points * settings.max_steps * -(-settings.batch_size // settings.micro_batch),
+        source_passes=in_fit + in_validation + passes * again,
+        source_tokens=(documents + readings * again) * settings.prefix,
+        receiver_passes=2 * (in_fit + in_validation) + passes,
         receiver_tokens=documents * (settings.prefix + width) + judged * validation * width,
-        trained_tokens=points * settings.max_steps * settings.batch_size * width,
-        device_bytes=sizes.weights + settings.micro_batch * (_TRAINING_STATES * state + 6 * logits),
-        disk_bytes=documents * (logits + state * kept),
-        read_bytes=(judged * validation + points * settings.max_steps * settings.batch_size) * state * kept,
+        trained_tokens=steps * settings.batch_size * width,
+        device_bytes=sizes.weights
+        + settings.micro_batch * (_TRAINING_STATES * state + 6 * logits)
+        + on_device,
+        disk_bytes=documents * logits + on_disk,
+        read_bytes=readings * state if on_disk else 0,
     )

@@ -123,11 +123,12 @@ def stages_of(config: SuiteConfig, experiment: str) -> list[Stage]:
         )
     if experiment == "e001":
         return found
+    calibrate = {key: value for key, value in plain["calibrate"].items() if key != "states"}  # where, again
     chosen = {"selection": plain["selection"], "tie_width": config.tie_width}
     scored = ("documents", "calibrate")
     found += [
         Stage("selection", ("documents", "fit"), chosen, _selection),
-        Stage("calibrate", ("documents", "fit", "selection"), {"calibrate": plain["calibrate"]}, _calibrate),
+        Stage("calibrate", ("documents", "fit", "selection"), {"calibrate": calibrate}, _calibrate),
         Stage("e002", scored, {"e002": plain["e002"]}, _evaluation("e002", config.e002)),
     ]
     for name in config.shifted:

@@ -93,9 +93,10 @@ def test_a_window_that_is_none_is_refused(folder: Path, tmp_path: Path) -> None:
 
 
 def test_models_that_take_turns_keep_their_states_on_disk(folder: Path, tmp_path: Path) -> None:
-    result = invoke(folder, tmp_path / "out", "--load", "sequential", "--set", "states=recompute")
-    assert isinstance(result.exception, ConfigError)
-    assert 'states "recompute" needs both models' in str(result.exception)
+    for states in ("recompute", "device"):
+        result = invoke(folder, tmp_path / "out", "--load", "sequential", "--set", f"states={states}")
+        assert isinstance(result.exception, ConfigError)
+        assert f'states "{states}" needs both models' in str(result.exception)
     one, two = (tmp_path / name for name in ("sequential", "together"))
     for out in (one, two):
         assert invoke(folder, out, "--load", out.name, "--set", "max_steps=2").exit_code == 0

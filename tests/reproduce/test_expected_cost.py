@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_pair
 import torch
+from safetensors.torch import load_file
 
+from statebridge.bridge import Bridge, TokenWindow
+from statebridge.bridge.calibrate_documents import CalibrationDocuments
 from statebridge.calibrate import Calibrator
 from statebridge.capture import prefill
 from statebridge.capture.shapes import random_model, shape_of, size_of
@@ -126,6 +130,41 @@ def test_a_dry_run_is_a_count_by_hand(config: SuiteConfig) -> None:
     assert plan.stages["calibrate"].read_bytes == whole.read_bytes == read
     calibrate = plan.stages["calibrate"].seconds(plan.config)
     assert calibrate == pytest.approx(320 / 100 + (350 + 96 + 3 * 36) / 50 + 32 * 0.5 + read / 1000)
+
+
+def test_states_take_what_the_plan_says_wherever_they_are_kept(config: SuiteConfig, tmp_path: Path) -> None:
+    """On the disk, on the device, or read again by the source: against the files and tensors that are there."""
+    pair, ids = tiny_pair.pair(), torch.arange(10 * 35).reshape(10, 35) % 250
+    windows = [TokenWindow(str(n), row) for n, row in enumerate(ids)]
+    bridge = Bridge.direct(pair.source_identity, pair.receiver_identity)
+    found = {}
+    for states in ("disk", "device", "recompute"):
+        settings = dataclasses.replace(config.calibrate, states=states)
+        plan = dry_run(dataclasses.replace(config, calibrate=settings), "all").stages["calibrate"]
+        splits = {"fit": windows[:6], "validation": windows[6:]}
+        documents = CalibrationDocuments(pair, bridge, splits, settings, tmp_path / states)  # type: ignore[arg-type]
+        documents.prepare(lambda *_: None)
+        held = sum(sum(state.nbytes().values()) for state in documents._held.values())
+        files = sum(
+            sum(
+                tensor.nbytes
+                for name, tensor in load_file(path).items()
+                if not name.startswith("bookkeeping")
+            )
+            for path in (tmp_path / states).iterdir()
+        )
+        found[states] = (plan, held, files)
+    least = found["recompute"][0]
+    for states, (plan, held, files) in found.items():
+        assert plan.device_bytes - least.device_bytes == held, states
+        assert plan.disk_bytes == files, states
+        assert bool(plan.read_bytes) == (states == "disk"), states
+        assert bool(held) == (states == "device"), states
+    # 8 readings of 4 documents in 2 passes each, and 4 steps of 3 documents in one pass each, by the source too
+    disk = found["disk"][0]
+    assert disk.source_tokens == found["device"][0].source_tokens == 10 * 32
+    assert least.source_tokens - disk.source_tokens == (8 * 4 + 4 * 3) * 32
+    assert least.source_passes - disk.source_passes == 8 * 2 + 4
 
 
 def test_one_model_at_a_time_holds_the_larger_one(config: SuiteConfig) -> None:

@@ -18,7 +18,7 @@ from statebridge.errors import ConfigError, UnsupportedModel
 from statebridge.evaluate.config import GenerationConfig, RecallConfig
 from statebridge.reproduce import SuiteConfig, open_pair, reproduce
 from statebridge.reproduce.config_parts import ModelsConfig
-from statebridge.reproduce.stages import read_json
+from statebridge.reproduce.stages import read_json, stages_of
 
 
 class Placed:
@@ -132,6 +132,7 @@ def test_what_cannot_be_opened_is_refused(
         ("e002", lambda c: dataclasses.replace(c, recall=RecallConfig(items_per_depth=1))),
         ("e001", lambda c: dataclasses.replace(c, generation=GenerationConfig(documents=2))),
         ("calibrate", lambda c: dataclasses.replace(c, states="recompute")),
+        ("calibrate", lambda c: dataclasses.replace(c, states="device")),
     ],
 )
 def test_taking_turns_refuses_what_needs_both_models(
@@ -141,3 +142,15 @@ def test_taking_turns_refuses_what_needs_both_models(
     dataclasses.replace(config, models=models)
     with pytest.raises(ConfigError, match=f"{stage}.* needs both models"):
         dataclasses.replace(config, models=models, **{stage: change(getattr(config, stage))})
+
+
+def test_where_models_and_states_are_held_is_no_setting_of_a_run(config: SuiteConfig) -> None:
+    """A run that ran out of memory goes on in its folder with them elsewhere."""
+    elsewhere = [
+        dataclasses.replace(config, models=dataclasses.replace(config.models, load="sequential")),
+        dataclasses.replace(config, calibrate=dataclasses.replace(config.calibrate, states="device")),
+    ]
+    wanted = [stage.settings for stage in stages_of(config, "all")]
+    assert all([stage.settings for stage in stages_of(other, "all")] == wanted for other in elsewhere)
+    other = dataclasses.replace(config, calibrate=dataclasses.replace(config.calibrate, max_steps=5))
+    assert [stage.settings for stage in stages_of(other, "all")] != wanted
