@@ -15,6 +15,7 @@ import torch
 from transformers import DynamicCache
 
 from statebridge.capture.capture import bookkeeping_for, restore
+from statebridge.capture.kernels import runnable_kernels
 from statebridge.capture.model import cache_keyword, cache_of, identity_of, profile
 from statebridge.capture.tokens import TokenCount, count_tokens
 from statebridge.capture.walker import new_cache, read_cache
@@ -198,7 +199,12 @@ def _forward(
     masked = live.bookkeeping.padded and "K" not in live.missing
     grad = live.differentiable and torch.is_grad_enabled()
     # out of inference mode, whose tensors could not be written to in a later pass outside it
-    with count_tokens(model) as count, torch.inference_mode(False), torch.set_grad_enabled(grad):
+    with (
+        count_tokens(model) as count,
+        runnable_kernels(model),
+        torch.inference_mode(False),
+        torch.set_grad_enabled(grad),
+    ):
         output = model(
             input_ids=new_ids.to(device),
             attention_mask=live.bookkeeping.pad_mask.to(device).long() if masked else None,

@@ -15,6 +15,7 @@ from transformers import DynamicCache
 
 from statebridge.capture.capture import restore
 from statebridge.capture.continuation import checked_next, continue_from
+from statebridge.capture.kernels import runnable_kernels
 from statebridge.capture.model import cache_keyword, profile
 from statebridge.capture.tokens import count_tokens
 from statebridge.capture.walker import read_cache
@@ -128,7 +129,7 @@ def generate_from(
     steps = torch.arange(grown.length, 0, -1, device=device)
     positions = grown.next_position.to(device)[:, None] - steps
     options.setdefault("return_dict_in_generate", True)
-    with count_tokens(model) as count:
+    with count_tokens(model) as count, runnable_kernels(model):
         output = model.generate(
             grown.token_ids.to(device),
             attention_mask=grown.pad_mask.to(device).long(),

@@ -2,7 +2,8 @@
 
 Where fla or causal-conv1d is installed, transformers runs their kernels. In its model files every such kernel
 stands in for a torch function that it keeps as `__wrapped__`. The torch functions give the same values, slower, and
-they work where a kernel does not: under a backward pass that it refuses, and on the meta device, which holds none.
+they work where a kernel does not: under a backward pass that it refuses, on the meta device, which holds none, and on
+the host of a machine with a GPU, where transformers chooses the kernels all the same.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import inspect
 import sys
 from collections.abc import Iterator
 from typing import Any
+
+import torch
 
 #: Parts of the names of functions that transformers may replace by a kernel of fla or causal-conv1d.
 _KERNELS = ("delta_rule", "causal_conv1d")
@@ -34,3 +37,9 @@ def reference_kernels(model: Any) -> Iterator[None]:
     finally:
         for file, name, function in replaced:
             setattr(file, name, function)
+
+
+def runnable_kernels(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Inside the `with` block `model` runs where it is: on the torch functions if it is on the host beside a GPU."""
+    on_host = torch.cuda.is_available() and model.get_input_embeddings().weight.device.type == "cpu"
+    return reference_kernels(model) if on_host else contextlib.nullcontext()

@@ -19,6 +19,7 @@ import transformers
 from packaging.version import Version
 
 from statebridge.capture.families import FamilyRule, rule_for
+from statebridge.capture.kernels import runnable_kernels
 from statebridge.capture.walker import check_cache, layer_parts, new_cache
 from statebridge.errors import UnsupportedModel
 from statebridge.state import LayerSpec, LayerState, ModelIdentity, RopeSpec
@@ -179,7 +180,7 @@ def _probe(model: Any) -> Any:
     modes = {module: module.training for module in model.modules()}
     model.eval()  # gradient checkpointing would otherwise switch the cache off
     try:
-        with torch.no_grad():
+        with torch.no_grad(), runnable_kernels(model):
             # explicit positions keep a multimodal model from storing rope deltas
             return model(input_ids=token, position_ids=token, use_cache=True, **{cache_keyword(model): cache})
     finally:

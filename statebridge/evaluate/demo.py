@@ -20,6 +20,7 @@ import torch
 
 from statebridge.bridge import Bridge, Document, ModelPair, token_windows, tokenizer_digest
 from statebridge.capture import continue_from, generate_from, prefill
+from statebridge.capture.kernels import runnable_kernels
 from statebridge.evaluate.arms import Protocol, handovers, score_arms
 from statebridge.state import Component, HybridState
 
@@ -206,6 +207,7 @@ def _continuations(
     texts = {}
     for arm, (model, state) in states.items():
         texts[arm] = pair.tokenizer.decode(generate_from(model, state, fed, **options).new_ids[0])
-    alone = pair.receiver.generate(fed, attention_mask=torch.ones_like(fed), **options)
+    with runnable_kernels(pair.receiver):
+        alone = pair.receiver.generate(fed, attention_mask=torch.ones_like(fed), **options)
     texts["empty"] = pair.tokenizer.decode(alone[0, 1:])
     return {arm: texts[arm] for arm in MEANING}

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from statebridge.capture import continue_from, restore
+from statebridge.capture.kernels import runnable_kernels
 from statebridge.capture.model import cache_keyword, cache_of, profile
 from statebridge.capture.walker import layer_parts
 from statebridge.errors import StateMismatch
@@ -31,7 +32,7 @@ def native(model: Any, ids: torch.Tensor, cache: Any = None) -> tuple[torch.Tens
     for piece in pieces:
         positions = torch.arange(past, past + piece.shape[1], device=device)[None]
         options = {} if cache is None else {cache_keyword(model): cache}
-        with torch.no_grad():
+        with torch.no_grad(), runnable_kernels(model):
             output = model(
                 input_ids=piece.to(device),
                 position_ids=positions,
