@@ -3,8 +3,8 @@
     time = source tokens / source's tokens per second + receiver tokens / receiver's + passes · least time of a pass
            + bytes of states read again / bytes per second
 
-A token with gradients counts as three. Sizes come from configs on the meta device, so that no weight is loaded. The
-counts are exact for what is listed; recall, free-running generation and the further checks of the restore
+A token or a pass with gradients counts as three. Sizes come from configs on the meta device, so that no weight is
+loaded. The counts are exact for what is listed; recall, free-running generation and the further checks of the restore
 control come on top, and so do activations of the forward passes in memory.
 """
 
@@ -34,8 +34,8 @@ class Expected:
         Documents that it reads.
     source_passes, source_tokens, receiver_passes, receiver_tokens
         Forward passes of each model, and tokens in them over all rows.
-    trained_tokens
-        Tokens of the receiver's passes with gradients, at most.
+    trained_passes, trained_tokens
+        Those of the receiver's passes that have gradients, at most, and tokens in them.
     device_bytes
         Weights, states and logits on the device.
     disk_bytes
@@ -49,6 +49,7 @@ class Expected:
     source_tokens: int = 0
     receiver_passes: int = 0
     receiver_tokens: int = 0
+    trained_passes: int = 0
     trained_tokens: int = 0
     device_bytes: int = 0
     disk_bytes: int = 0
@@ -60,7 +61,7 @@ class Expected:
         if not speed.source or not speed.receiver:
             return None
         read = self.receiver_tokens + 3 * self.trained_tokens
-        passes = (self.source_passes + self.receiver_passes) * speed.pass_seconds
+        passes = (self.source_passes + self.receiver_passes + 2 * self.trained_passes) * speed.pass_seconds
         reading = self.read_bytes / speed.state_bytes
         return self.source_tokens / speed.source + read / speed.receiver + passes + reading
 
@@ -114,6 +115,7 @@ def total(stages: Mapping[str, Expected]) -> Expected:
         "source_tokens",
         "receiver_passes",
         "receiver_tokens",
+        "trained_passes",
         "trained_tokens",
         "read_bytes",
     )
@@ -139,7 +141,9 @@ def _restore(config: SuiteConfig, sizes: Sizes) -> Expected:
     tokens = control.contexts * sum(length + 2 * NEXT_TOKENS for length in control.lengths)
     longest = max(control.lengths)
     state = max(model.state_bytes(longest) for model in (sizes.source, sizes.receiver))
-    return Expected(control.contexts, 3 * cells, tokens, 3 * cells, tokens, 0, sizes.weights + 3 * state)
+    return Expected(
+        control.contexts, 3 * cells, tokens, 3 * cells, tokens, device_bytes=sizes.weights + 3 * state
+    )
 
 
 def _fit(config: SuiteConfig, sizes: Sizes) -> Expected:
@@ -219,6 +223,7 @@ def _calibrate(config: SuiteConfig, sizes: Sizes) -> Expected:
         source_tokens=(documents + readings * again) * settings.prefix,
         receiver_passes=2 * (in_fit + in_validation) + passes,
         receiver_tokens=documents * (settings.prefix + width) + judged * validation * width,
+        trained_passes=steps * in_steps,
         trained_tokens=steps * settings.batch_size * width,
         device_bytes=sizes.weights
         + settings.micro_batch * (_TRAINING_STATES * state + 6 * logits)

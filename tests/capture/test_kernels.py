@@ -39,7 +39,8 @@ def test_a_model_on_the_host_runs_beside_a_gpu(gpu_kernels: None) -> None:
         model(input_ids=tiny.ids(1, 9))  # the functions are put back
 
 
-def test_elsewhere_nothing_is_replaced() -> None:
+def test_elsewhere_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     before = {name: getattr(modeling, name) for name in NAMES}
     with runnable_kernels(tiny.build("qwen3_5", seed=3)):
         assert {name: getattr(modeling, name) for name in NAMES} == before

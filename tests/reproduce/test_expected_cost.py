@@ -90,17 +90,17 @@ def test_unknown_names_and_dtypes_are_refused() -> None:
 def test_a_dry_run_is_a_count_by_hand(config: SuiteConfig) -> None:
     throughput = ThroughputConfig(source=100.0, receiver=50.0, pass_seconds=0.5, state_bytes=1000.0)
     plan = dry_run(dataclasses.replace(config, throughput=throughput), "all")
-    found = {name: dataclasses.astuple(stage)[:6] for name, stage in plan.stages.items()}
-    # documents, source passes and tokens, receiver passes and tokens, tokens with gradients
-    assert found["documents"] == (10 + 4 + 4 + 4 + 2 + 2, 0, 0, 0, 0, 0)
+    found = {name: dataclasses.astuple(stage)[:7] for name, stage in plan.stages.items()}
+    # documents, source passes and tokens, receiver passes and tokens, passes and tokens with gradients
+    assert found["documents"] == (10 + 4 + 4 + 4 + 2 + 2, 0, 0, 0, 0, 0, 0)
     # 2 contexts at 2 lengths, each read once and continued twice by 8 tokens
-    assert found["restore"] == (2, 12, 2 * (8 + 16 + 4 * 8), 12, 2 * (8 + 16 + 4 * 8), 0)
+    assert found["restore"] == (2, 12, 2 * (8 + 16 + 4 * 8), 12, 2 * (8 + 16 + 4 * 8), 0, 0)
     # 10 documents in 1 + 2 batches at 16 and 32 tokens
-    assert found["fit"] == (10, 6, 10 * 48, 6, 10 * 48, 0)
+    assert found["fit"] == (10, 6, 10 * 48, 6, 10 * 48, 0, 0)
     # two batches of 2: source 32 + 6; receiver 32 + 6, then 8 plans, restore, empty (in two passes), kv only and
     # wrong donor of 6 tokens each
-    assert found["e001"] == (4, 2 * 2, 4 * 38, 2 * (2 + 12 + 1), 4 * (38 + 12 * 6), 0)
-    assert found["selection"] == (4, 2, 4 * 32, 2 * (2 + 8), 4 * (38 + 8 * 6), 0)
+    assert found["e001"] == (4, 2 * 2, 4 * 38, 2 * (2 + 12 + 1), 4 * (38 + 12 * 6), 0, 0)
+    assert found["selection"] == (4, 2, 4 * 32, 2 * (2 + 8), 4 * (38 + 8 * 6), 0, 0)
     # 6 + 4 documents by threes; 4 steps of 3 documents at 3 positions, judged 1 + 2 times and in 5 variants
     judged = 8
     assert found["calibrate"] == (
@@ -109,10 +109,11 @@ def test_a_dry_run_is_a_count_by_hand(config: SuiteConfig) -> None:
         10 * 32,
         2 * 4 + judged * 2 + 4,
         10 * 35 + judged * 4 * 3,
+        4,
         4 * 3 * 3,
     )
     # as e001, and: calibrated, the plan's wrong donor, W = 4 read alone and after a hand-over, residuals
-    e002 = (4, 2 * 3 + 2, 4 * (38 + 28 + 32), 2 * (2 + 14 + 1 + 4), 4 * (38 + 14 * 6 + 2 * 10), 0)
+    e002 = (4, 2 * 3 + 2, 4 * (38 + 28 + 32), 2 * (2 + 14 + 1 + 4), 4 * (38 + 14 * 6 + 2 * 10), 0, 0)
     assert found["e002"] == e002
     whole = plan.whole
     assert whole.source_tokens == sum(row[2] for row in found.values())
@@ -129,7 +130,7 @@ def test_a_dry_run_is_a_count_by_hand(config: SuiteConfig) -> None:
     read = (judged * 4 + 4 * 3) * state
     assert plan.stages["calibrate"].read_bytes == whole.read_bytes == read
     calibrate = plan.stages["calibrate"].seconds(plan.config)
-    assert calibrate == pytest.approx(320 / 100 + (350 + 96 + 3 * 36) / 50 + 32 * 0.5 + read / 1000)
+    assert calibrate == pytest.approx(320 / 100 + (350 + 96 + 3 * 36) / 50 + (32 + 2 * 4) * 0.5 + read / 1000)
 
 
 def test_states_take_what_the_plan_says_wherever_they_are_kept(config: SuiteConfig, tmp_path: Path) -> None:
