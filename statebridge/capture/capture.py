@@ -100,7 +100,7 @@ def restore(
         Keep the state's tensors in the autograd graph, so that gradients reach every component.
     consume
         Give the state's memory to the cache instead of copying it. The model will change it, so the state is
-        spent: using it afterwards is refused. What shares its tensors (`without`, `to`) is not known here.
+        spent, and so are states that share its tensors (`without`, `to`): using them afterwards is refused.
 
     Returns
     -------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,6 +38,10 @@ class HybridState:
 
     layers: tuple[LayerState, ...]
     bookkeeping: Bookkeeping
+    # this state and those that hold tensors of it, as `without` and `to` make them; empty where there are none
+    _sharing: list[weakref.ref[HybridState]] = dataclasses.field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     @property
     def batch_size(self) -> int:
@@ -86,8 +91,14 @@ class HybridState:
         return self
 
     def give_away(self) -> None:
-        """Let go of the tensors, because a model changes them from now on; any later use is refused."""
-        object.__setattr__(self, "layers", ())
+        """Let go of the tensors, because a model changes them from now on; any later use is refused.
+
+        Also of states that share tensors with this one, because they came from it by `without`, `to` or `map`, or it
+        from them.
+        """
+        for state in (self, *(other() for other in self._sharing)):
+            if state is not None:
+                object.__setattr__(state, "layers", ())
 
     @property
     def components(self) -> frozenset[Component]:
@@ -112,7 +123,16 @@ class HybridState:
 
     def map(self, function: Callable[[str, torch.Tensor], torch.Tensor]) -> Self:
         """A new state with `function(field, tensor)` in place of every tensor."""
-        return dataclasses.replace(self, layers=tuple(layer.map(function) for layer in self.layers))
+        kept = False
+
+        def seen(field: str, tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal kept
+            result = function(field, tensor)
+            kept |= result is tensor
+            return result
+
+        mapped = dataclasses.replace(self, layers=tuple(layer.map(seen) for layer in self.layers))
+        return self._shares_with(mapped) if kept else mapped
 
     def clone(self) -> Self:
         """A state with memory of its own."""
@@ -132,7 +152,8 @@ class HybridState:
     def without(self, *components: Component) -> Self:
         """A partial state that lacks `components`, for example `without("R", "C")` for KV only."""
         gone = frozenset(components)
-        return dataclasses.replace(self, layers=tuple(layer.without(gone) for layer in self.layers))
+        left = dataclasses.replace(self, layers=tuple(layer.without(gone) for layer in self.layers))
+        return self._shares_with(left)
 
     def select(self, rows: Sequence[int] | torch.Tensor) -> Self:
         """The given rows, in the given order; padding that all of them share is dropped.
@@ -209,6 +230,16 @@ class HybridState:
         from statebridge.state.file import load_state
 
         return load_state(path, device)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[tuple[LayerState, ...], Bookkeeping]]:
+        return type(self), (self.layers, self.bookkeeping)  # a copy shares nothing
+
+    def _shares_with(self, other: Self) -> Self:
+        """Remember that `other` holds tensors of this state; return it."""
+        self._sharing[:] = [known for known in self._sharing if known() is not None] or [weakref.ref(self)]
+        self._sharing.append(weakref.ref(other))
+        object.__setattr__(other, "_sharing", self._sharing)
+        return other
 
     def _left_padded(self, slots: int) -> Self:
         if slots == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 
 import pytest
@@ -206,3 +207,26 @@ def require_spent(state: statebridge.HybridState, model: object, after: torch.Te
     for use in uses:
         with pytest.raises(StateMismatch, match="belongs to a cache that has gone on"):
             use()
+
+
+def test_states_that_share_tensors_are_spent_together() -> None:
+    """Whichever is consumed; copies, of whatever kind, stay."""
+    model = tiny.build("qwen3_5")
+    state = statebridge.prefill(model, tiny.ids(1, 9)).state()
+    moved, part = state.to("cpu"), state.without("C")
+    of_part = part.to(device="cpu")
+    copies = [state.clone(), copy.deepcopy(part), state.select([0]), statebridge.HybridState.merge([moved])]
+    wide = state.to(dtype=torch.float64)  # shares R only
+    statebridge.restore(of_part, model, consume=True, allow_partial=True)
+    for spent in (state, moved, part, of_part, wide):
+        with pytest.raises(StateMismatch, match="belongs to a cache that has gone on"):
+            spent.validate()
+    for kept in copies:
+        kept.validate()
+
+
+def test_nothing_is_remembered_of_states_that_are_gone() -> None:
+    state = statebridge.prefill(tiny.build("qwen3_5"), tiny.ids(1, 9)).state()
+    for _ in range(50):
+        state.without("K")
+    assert len(state._sharing) <= 3
