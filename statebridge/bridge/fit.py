@@ -103,8 +103,11 @@ def fit_bridge(
             fitting_device(pair),
         )
         translators, errors = _fit_maps(states, config, progress, process)
+    settings = dataclasses.asdict(config)
+    if (local := Path(config.documents.source)).exists():
+        settings["documents"]["source"] = local.name  # a bridge is published, the paths of this machine are not
     report: dict[str, Any] = {
-        "settings": dataclasses.asdict(config),
+        "settings": settings,
         "documents": {split: [w.id for w in found] for split, found in splits.items()},
         "errors": errors,
     }

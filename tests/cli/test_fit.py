@@ -56,6 +56,8 @@ def test_a_bridge_and_a_table(root: Path, tmp_path: Path) -> None:
     bridge = Bridge.from_pretrained(out)
     assert bridge.config.plan == "DTD"
     assert bridge.config.fit["settings"]["fit_documents"] == 10
+    # no path of this machine goes into what may be published
+    assert "/" not in bridge.config.fit["settings"]["documents"]["source"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bridge"]  # no work_dir is left
 
 
