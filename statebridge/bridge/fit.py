@@ -105,7 +105,9 @@ def fit_bridge(
         translators, errors = _fit_maps(states, config, progress, process)
     settings = dataclasses.asdict(config)
     if (local := Path(config.documents.source)).exists():
-        settings["documents"]["source"] = local.name  # a bridge is published, the paths of this machine are not
+        settings["documents"]["source"] = (
+            local.name
+        )  # a bridge is published, the paths of this machine are not
     report: dict[str, Any] = {
         "settings": settings,
         "documents": {split: [w.id for w in found] for split, found in splits.items()},

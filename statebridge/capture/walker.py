@@ -11,6 +11,7 @@ cloned on the way in and on the way out.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from typing import Any
 
 import torch
@@ -211,13 +212,15 @@ class _CopyAssigns(torch.Tensor):
     The copy would overwrite what autograd saved of the step, so it assigns to the layer instead.
     """
 
-    layer: _AssignRecurrent
+    #: The layer, weakly: it holds this tensor, and a cycle would keep the graph of every training step alive until
+    #: the garbage collector passes, which counts objects and not their bytes.
+    layer: weakref.ref[_AssignRecurrent]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            if func is torch.Tensor.copy_ and isinstance(args[0], cls):
-                return args[0].layer.update_recurrent_state(args[1])
+            if func is torch.Tensor.copy_ and isinstance(args[0], cls) and (layer := args[0].layer()):
+                return layer.update_recurrent_state(args[1])
             return func(*args, **(kwargs or {}))
 
 
@@ -231,7 +234,7 @@ class _AssignRecurrent:
         self, recurrent_states: torch.Tensor, state_idx: int = 0, **kwargs: Any
     ) -> torch.Tensor:
         held = recurrent_states.as_subclass(_CopyAssigns)
-        held.layer = self
+        held.layer = weakref.ref(self)
         self.recurrent_states[state_idx] = held
         self.is_recurrent_states_initialized[state_idx] = True
         return recurrent_states

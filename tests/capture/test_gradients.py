@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
 import pytest
 import tiny
@@ -130,3 +131,28 @@ def test_values_are_those_of_a_plain_restore(family: str) -> None:
         for (_, x), (_, y) in zip(a.tensors(), b.tensors(), strict=True):
             assert torch.equal(x, y)
             assert type(y) is torch.Tensor
+
+
+def test_a_training_pass_is_freed_with_its_results() -> None:
+    """Without the garbage collector, which counts objects and lets gigabytes wait."""
+    model = tiny.build("qwen3_5").requires_grad_(False)
+    with torch.no_grad():
+        state = statebridge.prefill(model, tiny.ids(1, 9)).state()
+
+    def train() -> None:
+        moved = state.map(lambda _, tensor: tensor.clone().requires_grad_())
+        live = statebridge.continue_from(model, moved, tiny.ids(1, 3), differentiable=True)
+        torch.autograd.backward(live.logits.sum())
+
+    def tensors() -> int:
+        return sum(isinstance(held, torch.Tensor) for held in gc.get_objects())
+
+    train()
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensors()
+        train()
+        assert tensors() == before
+    finally:
+        gc.enable()
