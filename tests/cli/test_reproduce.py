@@ -95,10 +95,9 @@ def test_the_plan_fits_into_a_terminal_of_80_columns(tmp_path: Path) -> None:
     assert "shifted/proposals" in stages
     for name, stage in stages.items():
         read, held = (row for row in rows if row and row[0] == name)
+        counts = {key for key in stage if key.endswith(("_passes", "_tokens"))} - {"trained_passes"}
         assert read[1:] == [
-            f"{value:,}"
-            for key, value in stage.items()
-            if value and ("passes" in key or "tokens" in key or key == "documents")
+            f"{value:,}" for key, value in stage.items() if value and key in {"documents", *counts}
         ]
         assert held[-1] in ("min", "h")
 
