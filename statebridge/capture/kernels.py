@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,23 +21,40 @@ import torch
 _KERNELS = ("delta_rule", "causal_conv1d")
 
 
+_lock = threading.Lock()
+#: (file, name) -> the kernel that was there, and how many `with` blocks want it replaced.
+_replaced: dict[tuple[str, str], tuple[Any, int]] = {}
+
+
 @contextlib.contextmanager
 def reference_kernels(model: Any) -> Iterator[None]:
-    """Put the torch functions in the place of kernels in the files that `model`'s classes come from."""
-    files = {type(module).__module__: sys.modules[type(module).__module__] for module in model.modules()}
-    replaced = [
-        (file, name, function)
-        for file in files.values()
-        for name, function in vars(file).items()
-        if any(part in name for part in _KERNELS) and hasattr(function, "__wrapped__")
-    ]
+    """Put the torch functions in the place of kernels in the files that `model`'s classes come from.
+
+    For all models of these files in the process, and until the last of overlapping `with` blocks ends, whichever
+    thread it is in.
+    """
+    files = {type(module).__module__ for module in model.modules()}
+    with _lock:
+        found = {
+            (file, name): function
+            for file in files
+            for name, function in vars(sys.modules[file]).items()
+            if any(part in name for part in _KERNELS) and hasattr(function, "__wrapped__")
+        }
+        found |= {place: kernel for place, (kernel, _) in _replaced.items() if place[0] in files}
+        for (file, name), kernel in found.items():
+            _replaced[file, name] = kernel, _replaced.get((file, name), (kernel, 0))[1] + 1
+            setattr(sys.modules[file], name, inspect.unwrap(kernel))
     try:
-        for file, name, function in replaced:
-            setattr(file, name, inspect.unwrap(function))
         yield
     finally:
-        for file, name, function in replaced:
-            setattr(file, name, function)
+        with _lock:
+            for file, name in found:
+                kernel, wanted = _replaced.pop((file, name))
+                if wanted > 1:
+                    _replaced[file, name] = kernel, wanted - 1
+                else:
+                    setattr(sys.modules[file], name, kernel)
 
 
 def runnable_kernels(model: Any) -> contextlib.AbstractContextManager[None]:

@@ -44,3 +44,16 @@ def test_elsewhere_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {name: getattr(modeling, name) for name in NAMES}
     with runnable_kernels(tiny.build("qwen3_5", seed=3)):
         assert {name: getattr(modeling, name) for name in NAMES} == before
+
+
+def test_blocks_that_overlap_in_threads_end_with_the_last(gpu_kernels: None) -> None:
+    """One thread leaves while another is inside, which still runs; then the kernels are back."""
+    model = tiny.build("qwen3_5", seed=3)
+    kernels = {name: getattr(modeling, name) for name in NAMES}
+    first, second = runnable_kernels(model), runnable_kernels(model)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    model(input_ids=tiny.ids(1, 9))
+    second.__exit__(None, None, None)
+    assert {name: getattr(modeling, name) for name in NAMES} == kernels
