@@ -21,7 +21,7 @@ from accelerate import PartialState
 
 from experiments.full_size_proof.timing import Log, Stopwatch, seeded
 from statebridge.bridge import Bridge, CalibrateConfig, ModelPair, TokenWindow
-from statebridge.bridge.backward import choose_backward
+from statebridge.bridge.backward import BackwardPath, choose_backward
 from statebridge.bridge.calibrate_documents import CalibrationDocuments
 from statebridge.bridge.calibrate_train import Trainer
 from statebridge.calibrate import Calibrator
@@ -40,22 +40,23 @@ def calibrate(pair: ModelPair, tiny: bool, log: Log) -> dict[str, Any]:
     path = choose_backward(pair.receiver, windows["fit"][0].ids[None, : 2 * config.positions])
     log(f"training passes use the {path.name} functions: {path.reason}")
     found: dict[str, Any] = {"documents": DOCUMENTS, "backward": dataclasses.asdict(path), "modes": {}}
-    with path.over(pair.receiver):
-        for states in STATES:
-            with TemporaryDirectory() as folder:
-                settings = dataclasses.replace(config, states=states)
-                cost = _measured(pair, settings, windows, Path(folder))
-            found["modes"][states] = cost
-            log(f"{states}: " + ", ".join(f"{name} {value:,.4g}" for name, value in cost.items()))
+    for states in STATES:
+        with TemporaryDirectory() as folder:
+            settings = dataclasses.replace(config, states=states)
+            cost = _measured(pair, settings, windows, Path(folder), path)
+        found["modes"][states] = cost
+        log(f"{states}: " + ", ".join(f"{name} {value:,.4g}" for name, value in cost.items()))
     return found | {"failed": []}
 
 
-def _measured(pair: ModelPair, config: CalibrateConfig, windows: Any, folder: Path) -> dict[str, float]:
+def _measured(
+    pair: ModelPair, config: CalibrateConfig, windows: Any, folder: Path, path: BackwardPath
+) -> dict[str, float]:
     """Seconds per document of each part, and bytes of a state and of a document's logits."""
     bridge = Bridge.direct(pair.source_identity, pair.receiver_identity)
     documents = CalibrationDocuments(pair, bridge, windows, config, folder / "documents")
     process = PartialState(cpu=documents.device.type == "cpu")
-    trainer = Trainer(pair.receiver, documents, config, process, folder / "training.safetensors")
+    trainer = Trainer(pair.receiver, documents, config, process, folder / "training.safetensors", path)
     calibrator = Calibrator.identity(pair.receiver_identity.layers, rank=4).to(documents.device)
     adam = torch.optim.Adam(calibrator.parameters(), lr=config.learning_rate)
     spent = Stopwatch(documents.device)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from statebridge.bridge.backward import BackwardPath, choose_backward
+from statebridge.bridge.backward import choose_backward
 from statebridge.bridge.bridge import Bridge
 from statebridge.bridge.calibrate_documents import CalibrationDocuments
 from statebridge.bridge.calibrate_train import Trainer
@@ -109,10 +109,10 @@ def fit_calibrator(
                 pair.receiver, documents.windows["fit"][0].ids[None, : 2 * config.positions]
             )
             progress(f"training passes use the {path.name} functions", 1, 1)
-            with path.over(pair.receiver):
-                trainer = Trainer(pair.receiver, documents, config, process, folder / "training.safetensors")
-                calibrator, points = trainer.run(progress)
-                report = _report(trainer, calibrator, points, path, progress)
+            file = folder / "training.safetensors"
+            trainer = Trainer(pair.receiver, documents, config, process, file, path)
+            calibrator, points = trainer.run(progress)
+            report = _report(trainer, calibrator, points, progress)
             process.wait_for_everyone()  # nobody reads the folder any more
     return bridge.with_calibrator(calibrator.to("cpu"), report)
 
@@ -121,7 +121,6 @@ def _report(
     trainer: Trainer,
     calibrator: Calibrator,
     points: list[dict[str, Any]],
-    path: BackwardPath,
     progress: Progress,
 ) -> dict[str, Any]:
     """How the calibrator was trained, and what it does on the validation documents, as JSON gives it back."""
@@ -129,7 +128,7 @@ def _report(
     report = {
         "settings": dataclasses.asdict(trainer.config),
         "documents": {split: [window.id for window in windows[split]] for split in SPLITS},
-        "backward": dataclasses.asdict(path),
+        "backward": dataclasses.asdict(trainer.backward),
         "grid": points,
         "chosen": _chosen(points),
         "trainable_values": calibrator.trainable_values,

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from statebridge.bridge.backward import BackwardPath
 from statebridge.bridge.calibrate_documents import Batch, CalibrationDocuments
 from statebridge.bridge.calibrate_progress import Training, load_moments, moments
 from statebridge.bridge.collect import Progress
@@ -42,6 +43,9 @@ class Trainer:
         accelerate's `PartialState`.
     path
         File of the training.
+    backward
+        Functions that the receiver's passes run on. Only these: a source that reads a document between them runs on
+        what it was prepared with, so that its bits are the same.
     """
 
     def __init__(
@@ -51,9 +55,10 @@ class Trainer:
         config: CalibrateConfig,
         process: Any,
         path: Path,
+        backward: BackwardPath,
     ) -> None:
         self.receiver, self.documents, self.config = receiver, documents, config
-        self.process, self.path = process, path
+        self.process, self.path, self.backward = process, path, backward
         self.device = documents.device
         self.grid = [(rank, weight) for rank in config.ranks for weight in config.penalties]
 
@@ -81,7 +86,7 @@ class Trainer:
         for numbers in self._share(range(count)):
             batch = self.documents.batch("validation", numbers)
             with torch.no_grad():
-                found[numbers] = divergence(self.receiver, calibrator, batch)
+                found[numbers] = self._divergence(calibrator, batch)
         return self._sum(found).cpu()
 
     def _train_point(self, training: Training, rank: int, weight: float, progress: Progress) -> None:
@@ -112,7 +117,7 @@ class Trainer:
         for numbers in self._share(self._order(step)):
             batch = self.documents.batch("fit", numbers)
             with torch.enable_grad():
-                kl = divergence(self.receiver, calibrator, batch).mean(1).sum()
+                kl = self._divergence(calibrator, batch).mean(1).sum()
                 penalty = calibrator.penalty(batch.base.layers).sum()
                 loss = (kl + weight * penalty) / self.config.batch_size
             torch.autograd.backward(loss)
@@ -125,6 +130,10 @@ class Trainer:
             parameter.grad = piece.view_as(parameter)
         adam.step()
         return joined[:2] / self.config.batch_size
+
+    def _divergence(self, calibrator: Calibrator, batch: Batch) -> Tensor:
+        with self.backward.over(self.receiver):
+            return divergence(self.receiver, calibrator, batch)
 
     def _evaluate(
         self, training: Training, calibrator: Calibrator, adam: torch.optim.Adam, losses: dict[str, float]

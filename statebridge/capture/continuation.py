@@ -7,7 +7,7 @@ Every result reports how many prefix tokens the model processed, counted at its 
 from __future__ import annotations
 
 import dataclasses
-import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +42,7 @@ class Continuation:
     differentiable
         Whether gradients pass through the cache; further continuations then keep their graph too.
     lent
-        States that borrow the cache's tensors.
+        What to call before the cache changes: it spends the states that borrow its tensors.
     """
 
     logits: torch.Tensor
@@ -52,7 +52,7 @@ class Continuation:
     prefix_tokens_processed: int
     missing: frozenset[str] = frozenset()
     differentiable: bool = False
-    lent: list[weakref.ref[HybridState]] = field(default_factory=list, repr=False)
+    lent: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def state(self, *, borrow: bool = False) -> HybridState:
         """Capture the state as it is now.
@@ -63,7 +63,7 @@ class Continuation:
         layers = read_cache(self.cache, self.bookkeeping.model.layers, borrow=borrow)
         state = HybridState(layers, self.bookkeeping).validate()
         if borrow:
-            self.lent.append(weakref.ref(state))
+            self.lent.append(state.spending())
         return state
 
 
@@ -185,8 +185,7 @@ def _resumed(
             f"{state.bookkeeping.length}: it was changed elsewhere. Continue from a state instead."
         )
     while state.lent:
-        if borrowed := state.lent.pop()():
-            borrowed.give_away()
+        state.lent.pop()()
     return dataclasses.replace(state)
 
 

@@ -124,7 +124,7 @@ class Bookkeeping:
             found["seen_tokens"] = ("at least one in every row", self.seen_tokens.tolist())
         elif self.positions is not None:
             axes = (0, 2) if self.positions.ndim == 3 else 1
-            after = _host(self.positions).max(axes, initial=-1, where=mask) + 1
+            after = np.where(mask, _host(self.positions), -1).max(axes) + 1
             if not np.array_equal(after, _host(self.next_position)):
                 found["next_position"] = (after.tolist(), self.next_position.tolist())
         return found

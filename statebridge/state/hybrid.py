@@ -96,9 +96,20 @@ class HybridState:
         Also of states that share tensors with this one, because they came from it by `without`, `to` or `map`, or it
         from them.
         """
-        for state in (self, *(other() for other in self._sharing)):
-            if state is not None:
-                object.__setattr__(state, "layers", ())
+        self.spending()()
+
+    def spending(self) -> Callable[[], None]:
+        """`give_away` for later: it keeps no state alive, and knows those that share tensors by then."""
+        if not self._sharing:
+            self._sharing.append(weakref.ref(self))
+        sharing = self._sharing
+
+        def spend() -> None:
+            for state in (known() for known in sharing):
+                if state is not None:
+                    object.__setattr__(state, "layers", ())
+
+        return spend
 
     @property
     def components(self) -> frozenset[Component]:

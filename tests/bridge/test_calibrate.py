@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from statebridge.bridge import Bridge, CalibrateConfig, TokenWindow, fit_calibrator, token_windows
 from statebridge.bridge import calibrate_documents as preparation
+from statebridge.bridge.backward import BackwardPath
 from statebridge.bridge.calibrate_documents import Batch, CalibrationDocuments
 from statebridge.bridge.calibrate_train import Trainer, divergence
 from statebridge.calibrate import Calibrator
@@ -145,7 +146,8 @@ def trainer(folder: Path, **settings: Any) -> Trainer:
     pair, config = tiny_pair.pair(), CalibrateConfig(**{**SMALL, **settings})
     documents = CalibrationDocuments(pair, direct(), windows(), config, folder / "documents")  # type: ignore[arg-type]
     documents.prepare(lambda *_: None)
-    return Trainer(pair.receiver, documents, config, PartialState(cpu=True), folder / "training.safetensors")
+    path, process = BackwardPath("installed", "as in the tests"), PartialState(cpu=True)
+    return Trainer(pair.receiver, documents, config, process, folder / "training.safetensors", path)
 
 
 def test_a_step_follows_the_gradient_of_the_loss(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import inspect
 import logging
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import tiny_pair
 import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 
+from statebridge.bridge import calibrate_documents
 from statebridge.bridge.backward import choose_backward, reference_kernels
 from statebridge.capture import continue_from, prefill
 from statebridge.errors import FitError
@@ -132,3 +134,31 @@ def test_a_receiver_without_any_gradient_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("statebridge.bridge.backward.continue_from", cut)
     with pytest.raises(FitError, match="No gradient passes through this receiver"):
         choose_backward(receiver, IDS)
+
+
+@pytest.mark.parametrize("states", ["device", "recompute"])
+def test_the_source_reads_on_the_kernels_of_the_preparation(
+    states: str, reference: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The receiver's training passes run on the torch functions, the source's all the same on its kernels."""
+    calls: list[int] = []
+    monkeypatch.setattr(modeling, "torch_chunk_gated_delta_rule", kernel(reference, _Refuse, calls))
+    on_kernels: list[bool] = []
+
+    def watched(model: Any, ids: torch.Tensor, **options: Any) -> Any:
+        before, live = len(calls), prefill(model, ids, **options)
+        if model is tiny_pair.pair().source:
+            on_kernels.append(len(calls) > before)
+        return live
+
+    def stop(name: str, done: int, total: int) -> None:
+        if (name, done) == ("calibrate", 1):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibrate_documents, "prefill", watched)
+    with pytest.raises(KeyboardInterrupt):
+        test_calibrate.fit(tmp_path, stop, states=states, max_steps=2)
+    on_kernels.clear()
+    bridge = test_calibrate.fit(tmp_path, states=states, max_steps=2)
+    assert bridge.config.calibration["backward"]["name"] == "reference"
+    assert set(on_kernels) == {True}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 
 import pytest
@@ -225,8 +226,29 @@ def test_states_that_share_tensors_are_spent_together() -> None:
         kept.validate()
 
 
+def test_what_shares_with_a_borrowed_state_that_is_gone_is_spent_too() -> None:
+    model = tiny.build("qwen3_5")
+    live = statebridge.prefill(model, tiny.ids(1, 9))
+    part = live.state(borrow=True).without("K").to("cpu")  # nobody holds the borrowed state itself
+    part.validate()
+    statebridge.continue_from(model, live, tiny.ids(1, 1))
+    with pytest.raises(StateMismatch, match="belongs to a cache that has gone on"):
+        part.validate()
+
+
 def test_nothing_is_remembered_of_states_that_are_gone() -> None:
     state = statebridge.prefill(tiny.build("qwen3_5"), tiny.ids(1, 9)).state()
     for _ in range(50):
         state.without("K")
     assert len(state._sharing) <= 3
+
+
+def test_positions_may_lie_below_zero() -> None:
+    """Rotation knows differences only, so a prefix may be counted from anywhere."""
+    model, ids = tiny.build("qwen3_5"), tiny.ids(1, 9)
+    positions = torch.arange(9)[None] - 20
+    output = model(input_ids=ids, position_ids=positions, use_cache=True)
+    state = statebridge.capture(model, output.past_key_values, input_ids=ids, position_ids=positions)
+    assert state.bookkeeping.next_position.tolist() == [-11]
+    wrong = dataclasses.replace(state.bookkeeping, next_position=torch.tensor([0]))
+    assert wrong.inconsistencies() == {"next_position": ([-11], [0])}

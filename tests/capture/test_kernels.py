@@ -13,6 +13,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 import statebridge
 from statebridge.capture.kernels import runnable_kernels
 from statebridge.evaluate.restore_control import restore_control
+from statebridge.sessions.fingerprint.language import CacheRuntime
 
 NAMES = [name for name in vars(modeling) if "delta_rule" in name and callable(getattr(modeling, name))]
 
@@ -35,6 +36,7 @@ def test_a_model_on_the_host_runs_beside_a_gpu(gpu_kernels: None) -> None:
     statebridge.continue_from(model, state, tiny.ids(1, 2))
     statebridge.generate_from(model, state, tiny.ids(1, 1), max_new_tokens=2, do_sample=False)
     assert restore_control(model, tiny.ids(1, 20), (8,)).passed
+    CacheRuntime(model).read(tiny.ids(1, 9))
     with pytest.raises(ValueError, match="Triton"):
         model(input_ids=tiny.ids(1, 9))  # the functions are put back
 

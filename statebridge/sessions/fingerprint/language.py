@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from statebridge.capture.kernels import runnable_kernels
 from statebridge.capture.model import cache_keyword
 from statebridge.capture.walker import new_cache
 from statebridge.errors import StoreError
@@ -84,13 +85,14 @@ class CacheRuntime:
         self.pad_mask = torch.cat((self.pad_mask, new), dim=1)
         self.position = self.position + new.sum(-1)
         device = self.model.get_input_embeddings().weight.device
-        output = self.model(
-            input_ids=ids.to(device),
-            attention_mask=self._mask(ids.shape[1]),
-            position_ids=positions.to(device),
-            use_cache=True,
-            **{cache_keyword(self.model): self.cache},
-        )
+        with runnable_kernels(self.model):
+            output = self.model(
+                input_ids=ids.to(device),
+                attention_mask=self._mask(ids.shape[1]),
+                position_ids=positions.to(device),
+                use_cache=True,
+                **{cache_keyword(self.model): self.cache},
+            )
         logits: torch.Tensor = output.logits
         return logits
 
