@@ -104,10 +104,9 @@ def fit_bridge(
         )
         translators, errors = _fit_maps(states, config, progress, process)
     settings = dataclasses.asdict(config)
+    # a bridge is published, the paths of this machine are not
     if (local := Path(config.documents.source)).exists():
-        settings["documents"]["source"] = (
-            local.name
-        )  # a bridge is published, the paths of this machine are not
+        settings["documents"]["source"] = local.name
     report: dict[str, Any] = {
         "settings": settings,
         "documents": {split: [w.id for w in found] for split, found in splits.items()},
